@@ -61,6 +61,7 @@ def replay(scheduler: Scheduler, records: Iterable[AnyRecord]) -> None:
         if isinstance(record, NodeEvent) and record.role == "rollout":
             (present.add if record.event == "joined" else present.discard)(record.node)
     scheduler.dispatcher.expect(present)
+    scheduler.versions.resumed()
     for group in scheduler.groups:
         for index in group.indices(SlotState.STORED):
             scheduler.grading.add(group.slots[index])

@@ -256,7 +256,7 @@ class Scheduler:
         """A node was welcomed. Its earlier incarnations are lost."""
         earlier = self.nodes.named(hello.node)
         for forgetful in earlier:
-            self._remove(forgetful, "another process joined under its name", now_s, on_purpose=False)
+            self._remove(forgetful, forgetful.replaced_by(hello), now_s, on_purpose=False)
         is_machine = hello.role == "trainer" and self.machines.are_used
         node = self.nodes.join(peer, hello, now_s, "machine" if is_machine else None)
         self.out.event("node.joined", node=node.name, role=node.role, incarnation=node.incarnation)

@@ -70,7 +70,10 @@ def _started(incarnation: str) -> int:
 
 def displaced(name: str) -> str:
     """Reason for which a displaced process is refused."""
-    return f"another process has joined as {name}, and takes its place: give each process another --name"
+    return (
+        f"another process has joined as {name}, and takes its place: give each process another --name, or each service "
+        f"a key of its own"
+    )
 
 
 # ── sessions ──────────────────────────────────────────────────────────────────────────────────

@@ -128,6 +128,8 @@ def _trainer_awaited(scheduler: Scheduler) -> str:
         return "the trainer, which is not connected"
     if not trainer.is_ready:
         return "the trainer, which is loading"
+    if spools := scheduler.training.awaited_spools:
+        return f"{_away(spools)}: the window of {scheduler.window.size} groups is full"
     return f"the trainer: the window of {scheduler.window.size} groups is full"
 
 
@@ -141,25 +143,47 @@ def _trainer_waits(scheduler: Scheduler, node: Node, groups: Mapping[GroupState,
     needed = scheduler.config.schedule.groups_per_step
     complete = groups["complete"]
     if complete >= needed:
-        oldest = f"step {step + 1} waits for its oldest groups"
-        doing = "graded" if groups["grading"] > groups["sampling"] + groups["unleased"] else "sampled"
-        return f"{oldest}: {absent}" if absent else f"{oldest}, which are still {doing}"
+        return _complete_batch_waits(scheduler, step, absent)
     if scheduler.window.room <= 0 and not groups["unleased"] + groups["sampling"] + groups["grading"]:
         return _because(f"version {scheduler.transfers.staged_version} to be live, which frees the window", absent)
-    rest = absent or _whereabouts(groups, is_paused=bool(scheduler.settings.paused_by))
+    rest = absent or _whereabouts(scheduler, groups)
     return f"step {step + 1}: {complete} of {needed} groups complete, {rest}"
+
+
+def _complete_batch_waits(scheduler: Scheduler, step: int, absent: str) -> str:
+    """Reason why a step waits although enough groups are complete."""
+    training, transfers = scheduler.training, scheduler.transfers
+    if spools := training.awaited_spools:
+        return f"step {step + 1} waits for {_away(spools)} with payloads of its groups"
+    oldest = next((group for group in training.batches if not group.is_complete), None)
+    if oldest is None or training.awaits_version(transfers.live_version):
+        return _because(f"version {transfers.staged_version} to be live", absent)
+    doing = {"unleased": "which no rollout has yet", "sampling": "which are still sampled"}
+    rest = absent or doing.get(_state_of(oldest)) or f"which are {_graded(scheduler)}"
+    return f"step {step + 1} waits for its oldest groups{':' if absent else ','} {rest}"
+
+
+def _away(spools: Sequence[str]) -> str:
+    return f"{' and '.join(spools)}, which {'is' if len(spools) == 1 else 'are'} away"
+
+
+def _graded(scheduler: Scheduler) -> str:
+    """Clause about groups that wait for a reward."""
+    if not (spools := scheduler.grading.awaited_spools):
+        return "still graded"
+    return f"graded once {' and '.join(spools)} {'is' if len(spools) == 1 else 'are'} back"
 
 
 def _because(wait: str, cause: str) -> str:
     return f"{wait}: {cause}" if cause else wait
 
 
-def _whereabouts(groups: Mapping[GroupState, int], *, is_paused: bool) -> str:
+def _whereabouts(scheduler: Scheduler, groups: Mapping[GroupState, int]) -> str:
     """Clause about the groups that are not complete."""
-    if is_paused and not groups["grading"] + groups["sampling"]:
+    if scheduler.settings.paused_by and not groups["grading"] + groups["sampling"]:
         return "sampling is paused"
     if groups["grading"] > groups["sampling"]:
-        return "the rest is graded"
+        return f"the rest is {_graded(scheduler)}"
     if groups["sampling"]:
         return "the rest is sampled"
     return "no rollout samples the rest" if groups["unleased"] else "no further one is open"
@@ -194,7 +218,7 @@ def run_status(
     groups = group_states(scheduler)
     graded = scheduler.grading.num_assigned()
     measured = scheduler.evaluation.measurements
-    notes = list(restarts)
+    notes = [*restarts, *scheduler.spool_loss.notes(now_s)]
     if by := scheduler.settings.paused_by:
         notes.append(PAUSED.format(by=by))
     if not (scheduler.is_finished or scheduler.is_over) and (missing := none_connected(missing_roles(scheduler))):

@@ -192,6 +192,16 @@ class TrainingGroups:
         """Step whose batch the trainer waits for, because it is not complete; None if it waits for none."""
         return self._wanted_step[0] if self._wanted_step else None
 
+    @property
+    def awaited_spools(self) -> list[str]:
+        """Spools that are away and store a trajectory of the batch that the trainer waits for."""
+        return [] if self._wanted_step is None else self._away(self.batches.choose(self._wanted_step[0]) or [])
+
+    def awaits_version(self, live_version: int) -> bool:
+        """True if the trainer waits for a newer version to be live, with which groups too old for its step restart."""
+        step, stragglers = self.awaited_step, self._stragglers
+        return step is not None and stragglers is not None and not stragglers.may_form(step, live_version)
+
     @rule
     def step_failed(self, message: StepFailed, node: Node, now_s: float) -> None:
         """The trainer failed at a step; raises `RunFailed` if it has failed there before, for the same reason."""
@@ -287,7 +297,7 @@ class TrainingGroups:
         if self._stragglers and not self._stragglers.may_form(step, live_version):
             return None
         groups = self.batches.choose(step)
-        if groups is None or not self._are_here(groups):
+        if groups is None or self._away(groups):
             return None
         self.batches.take(step, groups)
         group_ids = [group.group_id for group in groups]
@@ -297,10 +307,12 @@ class TrainingGroups:
             self._out.event("prompts.retired", step=step, **news)
         return groups
 
-    def _are_here(self, groups: Iterable[Group]) -> bool:
-        """True if no spool is away that stores a trajectory of these groups."""
+    def _away(self, groups: Iterable[Group]) -> list[str]:
+        """Spools that are away and store a trajectory of these groups."""
+        if self._spools.are_all_reachable:
+            return []
         refs = (slot.ref for group in groups for slot in group.slots if slot.ref)
-        return self._spools.are_all_reachable or all(map(self._spools.is_reachable, refs))
+        return sorted({ref.spool for ref in refs if not self._spools.is_reachable(ref)})
 
     def restart(self, group: Group, version: int) -> None:
         """Sample a group that no step has taken again, with this version, which is the live one."""

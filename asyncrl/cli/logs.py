@@ -25,6 +25,7 @@ from asyncrl.messages.spool import HOSTED_SPOOL
 from asyncrl.records.event_kinds import EVENT_KINDS
 from asyncrl.records.run_directory import SCREEN, RunDirectory
 from asyncrl.records.run_record import is_going_on, is_run, require_run
+from asyncrl.spool.folder import ID_BYTES
 from asyncrl.terminal import command_line, echo
 from asyncrl.workers.printed import PRINTED
 
@@ -33,6 +34,8 @@ T = TypeVar("T")
 POLL_S = 0.25
 NUMBER = re.compile(r"-\d+$")
 """End of the name of a node of `asyncrl run`, or of a service of the broker's machine."""
+FOLDER_ID = re.compile(rf"-[0-9a-f]{{{2 * ID_BYTES}}}$")
+"""End of the name of a spool of its own, which it has from its folder."""
 NOT_FIELDS = ("timestamp", "event", "node", "level", "name")
 
 
@@ -194,8 +197,9 @@ def open_logs(where: Path, node: str, level: str = "debug") -> tuple[Logs, list[
 
 def _log_of(node: str, here: Collection[str]) -> str | None:
     """Log of a node; supervisord writes one for each service of the broker's machine: ``rollout`` of rollout-0 to 3."""
-    service = NUMBER.sub("", node)
-    return next((name for name in (node, service) if name in here), None)
+    started_as = FOLDER_ID.sub("", node)
+    names = (node, NUMBER.sub("", node), started_as, NUMBER.sub("", started_as))
+    return next((name for name in names if name in here), None)
 
 
 def elsewhere_note(where: Path, nodes: list[str]) -> str:

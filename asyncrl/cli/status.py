@@ -127,7 +127,9 @@ def _no_broker(files: RunOverview, directory: RunDirectory, *, is_expected: bool
             "its broker does not run, and no end of the run is recorded: the broker was told to stop, was killed, or "
             "its machine went down"
         )
-    return "its broker has ended, because the run is over"
+    summary = directory.finished_summary() if files.status == "finished" else None
+    met = f": an evaluation has what run.stop_when = {summary.goal!r} asks" if summary and summary.goal else ""
+    return f"its broker has ended, because the run is over{met}"
 
 
 # ── resume ────────────────────────────────────────────────────────────────────────────────────

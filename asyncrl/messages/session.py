@@ -50,7 +50,7 @@ class Hello(Message, frozen=True):
     run_id: str = ""
     """Run of the node's earlier session; empty if there was none. The broker of another run refuses the node."""
     host: str = ""
-    """Trainers and their ranks: name of the machine, for messages about it."""
+    """Name of the machine, for messages about it."""
     spool: SpoolAddress | None = None
     """Spools: where it serves. Its name is that of the node."""
     only_asks: bool = False

@@ -181,13 +181,19 @@ class RolloutActor:
                 await self._generations.aclose()
 
     async def drain(self, deadline_s: float) -> bool:
-        """Take no more leases and put every trajectory, also unfinished. False if not all are on disk in time."""
+        """
+        Take no more leases, put every trajectory, also unfinished, and finish a transfer of weights.
+
+        False if not all are on disk, or the transfer goes on, at the deadline.
+        """
         self._is_draining = True
         await self._broker.send(Draining())
         try:
             async with asyncio.timeout(deadline_s):
                 await self._generations.hand_over(is_swapping=lambda: self._paused_s is not None)
                 await self._generations.wait_until_settled()
+                async with self._swap_lock:  # A transfer that loses a member fails for all of them.
+                    pass
         except TimeoutError:
             return False
         return True

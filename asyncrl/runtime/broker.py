@@ -7,6 +7,7 @@ import contextlib
 import gc
 import resource
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
@@ -346,7 +347,7 @@ async def _serve(
     try:
         if not scheduler.is_finished:  # Otherwise no node is needed: the broker writes what is missing, and ends.
             listening(hub.addresses)
-            service_manager().ready(lambda: _status(config, scheduler))
+            service_manager().ready(lambda: _status(config, scheduler, time.monotonic()))
         with read_from(broker.metrics):
             await broker.run()
     finally:
@@ -370,13 +371,14 @@ def _connector(bulk: ZmqHub | None, keys: BrokerKeys) -> Callable[[SpoolAddress]
     return connect
 
 
-def _status(config: Config, scheduler: Scheduler) -> str:
-    """Progress and connected nodes, for the service manager."""
+def _status(config: Config, scheduler: Scheduler, now_s: float) -> str:
+    """Progress, connected nodes and absent spools, for the service manager."""
     others = [node for node in scheduler.nodes.all() if node.role not in ("spool", "supervisor")]
     quiet = ", ".join(node.name for node in others if node.is_quiet)
     step, version = scheduler.training.batches.next_step, scheduler.transfers.live_version
     nodes = f"{len(others)} nodes" + (f", not heard: {quiet}" if quiet else "")
-    return f"step {step} of {config.run.steps}, v{version}, {nodes}"
+    away = "".join(f"; {note}" for note in scheduler.spool_loss.notes(now_s))
+    return f"step {step} of {config.run.steps}, v{version}, {nodes}{away}"
 
 
 def record_config(directory: RunDirectory, ledger: Ledger, config: Config) -> None:

@@ -22,6 +22,7 @@ from asyncrl.files.atomic import needed
 from asyncrl.files.checkpoints import step_folders
 from asyncrl.files.lock import locked
 from asyncrl.log import get_logger
+from asyncrl.records.formatting import counted
 from asyncrl.records.run_directory import LOCK_WAIT_S, RunDirectory
 from asyncrl.records.run_record import REFUSED_EVENT
 from asyncrl.runtime.origin import disown, original_of
@@ -100,12 +101,17 @@ def refusal_recorded(directory: RunDirectory) -> Iterator[None]:
         raise
 
 
-def is_complete(path: Path, config: Config) -> bool:
-    """True if the run in ``path`` has made all steps of ``config``, or has met its ``run.stop_when``."""
+def why_complete(path: Path, config: Config) -> str:
+    """Reason why the run in ``path`` is complete with ``config``, and what would make it longer; empty if it is not."""
     summary = RunDirectory(path).finished_summary()
-    if summary is None:
-        return False
-    return summary.steps >= config.run.steps or bool(summary.goal and summary.goal == config.run.stop_when)
+    if summary and summary.steps >= config.run.steps:
+        return f"the run in {path} is complete; to train it longer, raise run.steps"
+    if summary and summary.goal and summary.goal == config.run.stop_when:
+        return (
+            f"the run in {path} is complete after {counted(summary.steps, 'step')}: an evaluation has what "
+            f"run.stop_when = {summary.goal!r} asks; to train it longer, set another run.stop_when, or none"
+        )
+    return ""
 
 
 # ── consistency ───────────────────────────────────────────────────────────────────────────────

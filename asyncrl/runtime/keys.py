@@ -18,6 +18,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.files.access import is_secret, read_secret
 from asyncrl.files.atomic import needed
 from asyncrl.messages.spool import Accepted, AcceptedKey
+from asyncrl.messages.wire import CODEC
 from asyncrl.runtime.held_run import HeldRun
 from asyncrl.wire.curve import HubKeys, LinkKeys, Owner, hub_keys_of, link_keys_of, local_pair
 from asyncrl.wire.keys.key import ROLES, Key, write_key
@@ -153,10 +154,17 @@ class SpoolKeys:
             self.hub = HubKeys(own.public, own.private, self._owners.get)
             self.public = own.public
 
+    def listen(self, address: str) -> ZmqHub:
+        """Bind a hub. Whoever connects with a key waits for the first `accept`: nodes are faster than the broker."""
+        hub = ZmqHub(address, CODEC, keys=self.hub)
+        hub.hold_handshakes()
+        return hub
+
     def accept(self, keys: list[AcceptedKey], hub: ZmqHub) -> None:
         """Let these keys connect to ``hub``, and cut the connections of all others."""
         before = dict(self._owners)
         self._owners.clear()
         self._owners.update({key.public: Owner(key.name, frozenset(key.roles)) for key in keys})
+        hub.answer_handshakes()
         if revoked := [public for public, owner in before.items() if self._owners.get(public) != owner]:
             hub.cut(revoked)

@@ -191,7 +191,7 @@ def broker_job(
     from asyncrl.files.atomic import needed, replacing
     from asyncrl.records.run_record import is_served
     from asyncrl.runtime.broker import raise_file_limit, raise_gc_threshold, run_broker
-    from asyncrl.runtime.held_run import held_run, is_complete, refusal_recorded
+    from asyncrl.runtime.held_run import held_run, refusal_recorded, why_complete
     from asyncrl.runtime.keys import broker_keys, require_keys
     from asyncrl.runtime.metrics_server import require_opentelemetry, spans_sent
     from asyncrl.runtime.model_files import with_local_copies
@@ -212,8 +212,8 @@ def broker_job(
     path = run_dir or Path(config.run.dir) / (config.run.name or config_path.stem)
 
     async def job(stopping: StopEvent) -> None:
-        if is_complete(path, config):
-            echo(f"the run in {path} is complete; to train it longer, raise run.steps", err=True)
+        if complete := why_complete(path, config):
+            echo(complete, err=True)
             return
         restrict_umask(group_reads=config.run.share_with_group)
         raise_gc_threshold()
@@ -252,7 +252,7 @@ def broker_job(
             finally:
                 for at in recorded.read_text().split() if recorded.exists() else []:
                     remove_credentials(at)
-        if stopping.by_signal and not is_complete(path, config):
+        if stopping.by_signal and not why_complete(path, config):
             raise ToldToLeave("a signal told the broker to stop; started again, it continues the run")
 
     return job

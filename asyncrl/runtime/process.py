@@ -32,6 +32,7 @@ from asyncrl.messages.session import ORPHANED
 from asyncrl.runtime.metrics_server import MetricsOptions, metrics_served
 from asyncrl.runtime.service_manager import ServiceManager, report_to, show_stacks_on_abort
 from asyncrl.workers.child import OURS, dies_with, is_orphaned
+from asyncrl.workers.folders import above
 from asyncrl.workers.printed import FORMAT_VARIABLE
 
 # ── failpoints ────────────────────────────────────────────────────────────────────────────────
@@ -88,7 +89,7 @@ class StopEvent(asyncio.Event):
     by_signal = False
     """True if the signal came first: nobody took the node away, and it is to come back while its run goes on."""
     is_orphaned = False
-    """True if the process that started this one has died, so that the kernel sent the signal."""
+    """True if the process that started this one has died, or supervisord above that: nobody asked for the signal."""
 
 
 def why_told(stopping: asyncio.Event) -> str:
@@ -105,6 +106,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 SUPERVISED = "SUPERVISOR_ENABLED"
 """Environment variable that supervisord gives to the processes that it starts."""
+SUPERVISORD = "ASYNCRL_SUPERVISORD"
+"""Environment variable with the pid of supervisord, which a service gives to the nodes that it starts."""
 
 MAX_LOG_CHARS = 4096
 """Length of a text in a field of an event."""
@@ -177,7 +180,14 @@ def leave_with_supervisord() -> None:
     reached by no `supervisorctl`. systemd ends what is left of a service itself.
     """
     if SUPERVISED in os.environ and (leaves := dies_with(os.getppid())):
+        os.environ.setdefault(SUPERVISORD, str(os.getppid()))
         leaves()
+
+
+def has_lost_supervisord() -> bool:
+    """True if the supervisord has died that started this process, or the service which did."""
+    supervisord = os.environ.get(SUPERVISORD)
+    return supervisord is not None and int(supervisord) not in above(os.getpid())
 
 
 def _say(error: AsyncrlError) -> None:
@@ -213,7 +223,7 @@ def _told_by_signals(manager: ServiceManager) -> StopEvent:
         if signals > 1:
             os._exit(ToldToLeave.exit_code)
         stopping.by_signal = not stopping.is_set()
-        stopping.is_orphaned = is_orphaned(parent)
+        stopping.is_orphaned = is_orphaned(parent) or has_lost_supervisord()
         stopping.set()
         manager.stopping(f"{why_told(stopping)}: leaving the run")
 

@@ -19,7 +19,7 @@ from asyncrl.runtime.process import exit_unless_cancelled, run_process
 from asyncrl.runtime.ranks import START_S, RankPlace, end_waits, form_group
 from asyncrl.runtime.sessions import load_with_beats, serve
 from asyncrl.runtime.trainer import load_learner
-from asyncrl.runtime.trainer_machines import checkpoint_folder, machine_hello
+from asyncrl.runtime.trainer_machines import checkpoint_folder
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.rank_actor import RankActor
 from asyncrl.trainer.ranks.rank_hub import rank_store
@@ -45,7 +45,7 @@ async def run_rank(
         RankDied: Another rank is gone.
         LinkError, ConfigError: The rank could not start.
     """
-    link, welcome = await join(first_rank, who, START_S, machine_hello)
+    link, welcome = await join(first_rank, who, START_S)
     config = with_copies(from_json(welcome.config), place.copies)
     restrict_umask(group_reads=config.run.share_with_group)
     groups: list[RankGroup] = []

@@ -32,7 +32,6 @@ from asyncrl.episodes.pool import make_environments
 from asyncrl.errors import ConfigError, LinkError
 from asyncrl.messages.session import Hello, Welcome
 from asyncrl.messages.weights import Member
-from asyncrl.messages.wire import PROTOCOL
 from asyncrl.messages.words import WeightsVia
 from asyncrl.plug_in import blamed, is_path, load_callable
 from asyncrl.rollout.actor import RolloutActor, RolloutOptions
@@ -50,7 +49,7 @@ from asyncrl.weights.groups.device import staging_device
 from asyncrl.weights.groups.group import CPU
 from asyncrl.weights.publish import Receiver
 from asyncrl.wire.addresses import host_of, tcp
-from asyncrl.wire.handshake import Identity, weights_links
+from asyncrl.wire.handshake import Identity, hello, weights_links
 from asyncrl.wire.link import Link
 from asyncrl.wire.run_address import RunAddress
 
@@ -360,7 +359,7 @@ class RolloutNode:
     def hello(self, who: Identity) -> Hello:
         """The trajectories that a new session begins with."""
         held = self._generations.begin_session()
-        return Hello(PROTOCOL, who.role, who.node, who.incarnation, held, self._generations.policy_version)
+        return replace(hello(who), held=held, policy_version=self._generations.policy_version)
 
     async def take_part(self, session: NodeSession) -> None:
         """Sample until the broker is lost, the run is over, or this node has drained. Raises `LinkError`."""

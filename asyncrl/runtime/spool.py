@@ -9,10 +9,9 @@ from msgspec.structs import replace
 
 from asyncrl.errors import ConfigError, LinkError
 from asyncrl.files.lock import is_gone, make_again, private_socket
-from asyncrl.log import get_logger
+from asyncrl.log import about, get_logger
 from asyncrl.messages.permit import Permits
 from asyncrl.messages.spool import SpoolAddress
-from asyncrl.messages.wire import CODEC
 from asyncrl.runtime.keys import SpoolKeys
 from asyncrl.runtime.local_address import route_to
 from asyncrl.runtime.process import StopEvent
@@ -75,10 +74,11 @@ async def run_spool(node: RunNode, stopping: StopEvent, *, folder: Path, bind: s
     async with node.part_of_run(stopping):
         segments = await asyncio.to_thread(Segments, folder)
         try:
-            own = open_folder(folder, node.who.node)  # Its name is from now on that of the folder.
+            own = open_folder(folder, node.who.node)
+            about(node=own.name)  # which is its name from now on
             keys = SpoolKeys(node.run)
             async with _listening(node.run, own, folder, bind) as listen:
-                hub = ZmqHub(listen, CODEC, keys=keys.hub)
+                hub = keys.listen(listen)
                 kept = asyncio.create_task(keep_socket(hub), name="socket")
                 try:
                     await _serve(node, own, folder, segments, hub, keys)

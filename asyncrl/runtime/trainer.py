@@ -25,7 +25,6 @@ from asyncrl.runtime.trainer_machines import (
     checkpoint_folder,
     checkpoint_sender,
     fetch_checkpoint,
-    machine_hello,
     train_together,
 )
 from asyncrl.trainer.actor import Start, TrainerActor
@@ -106,7 +105,6 @@ async def run_trainer(node: RunNode, stopping: StopEvent, *, may_fetch: bool = T
         LinkError, ConfigError: The trainer could not start, or the broker is gone.
         RankDied: Another rank of this machine is gone.
     """
-    node.make_hello = machine_hello
     images = ImageCache()
     """Cache of pictures that outlives the sessions, so that no picture is fetched twice."""
     async with node.part_of_run(stopping):

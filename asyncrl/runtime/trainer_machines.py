@@ -23,7 +23,6 @@ no trainer any more, and nothing that it sends counts.
 
 import asyncio
 import os
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -31,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from asyncrl.broker.ledger.reader import read_ledger_meta
 from asyncrl.config.config import Config, from_json
@@ -44,7 +42,6 @@ from asyncrl.messages.session import (
     Beat,
     Bye,
     Draining,
-    Hello,
     Reject,
     Stop,
     StoreGet,
@@ -67,7 +64,7 @@ from asyncrl.runtime.ranks import (
 from asyncrl.runtime.service_manager import service_manager
 from asyncrl.runtime.sessions import NodeSession, unless_told
 from asyncrl.wire.files import CheckpointSender, fetch_newest
-from asyncrl.wire.handshake import Identity, hello, hosted_links, leave
+from asyncrl.wire.handshake import Identity, hosted_links, leave
 from asyncrl.wire.link import Inbox, Link, OtherCameFirst, unless
 from asyncrl.wire.run_address import RunAddress
 from asyncrl.workers.child import Child
@@ -217,11 +214,6 @@ DRAIN_S = 60.0
 """Time limit to finish the step in training and to save a checkpoint, before the trainer leaves."""
 HUB = "hub"
 """Key of the `HubAddress`."""
-
-
-def machine_hello(who: Identity) -> Hello:
-    """`Hello` with the name of this machine."""
-    return replace(hello(who), host=socket.gethostname())
 
 
 SessionWork = Callable[..., Awaitable[None]]

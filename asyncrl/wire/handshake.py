@@ -93,7 +93,7 @@ def identity(role: Role, node: str) -> Identity:
 
 def hello(who: Identity) -> Hello:
     """`Hello` of a node that continues nothing from an earlier session."""
-    return Hello(PROTOCOL, who.role, who.node, who.incarnation)
+    return Hello(PROTOCOL, who.role, who.node, who.incarnation, host=socket.gethostname())
 
 
 def only_asking(who: Identity) -> Hello:

@@ -198,6 +198,13 @@ class ZapHandler:
         socket.bind(ENDPOINT)
         self._fd = FdSocket(socket, self._on_request, lambda: None)
 
+    def hold(self) -> None:
+        """Leave handshakes waiting until `resume`; ZeroMQ begins those anew that wait for too long."""
+        self._fd.pause()
+
+    def resume(self) -> None:
+        self._fd.resume()
+
     def close(self) -> None:
         """Refuse every later handshake. Idempotent."""
         self._fd.close()
@@ -333,6 +340,16 @@ class ZmqHub:
     @property
     def refused_key(self) -> RefusedKey | None:
         return self._zap.refused if self._zap else None
+
+    def hold_handshakes(self) -> None:
+        """Let nobody in and refuse nobody, until `answer_handshakes`: the owners of keys are not known yet."""
+        if self._zap:
+            self._zap.hold()
+
+    def answer_handshakes(self) -> None:
+        """Let in whose key has an owner, and refuse the others. Idempotent."""
+        if self._zap:
+            self._zap.resume()
 
     def owner(self, peer: str, /) -> Owner | None:
         known = self._peers.get(peer)

@@ -58,6 +58,12 @@ def below(root: int) -> list[Process]:
     return found
 
 
+def above(pid: int) -> Iterator[int]:
+    """Parent of a process, the parent of that one, and so on."""
+    while process := _process(pid):
+        yield (pid := process.parent)
+
+
 def family(root: int) -> list[Process]:
     """Find a process and those `below` it; nothing if it has exited."""
     own = _process(root)

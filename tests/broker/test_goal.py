@@ -16,7 +16,7 @@ from asyncrl.config.sections.schedule import Schedule
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trainer import Shortened
 from asyncrl.records.run_directory import RunDirectory
-from asyncrl.runtime.held_run import is_complete
+from asyncrl.runtime.held_run import why_complete
 from tests.broker.chaos import check_promises, run_to_the_end, start_all
 from tests.broker.driver import Cluster, a_config
 from tests.examples.conftest import load_example
@@ -180,7 +180,7 @@ def test_a_goal_that_nothing_judges_is_refused(sections: dict[str, dict[str, obj
 # ── a run ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_run_that_met_its_goal_is_complete_and_its_files_add_up(toy: Path, tmp_path: Path) -> None:
+def test_a_run_that_met_its_goal_why_complete_and_its_files_add_up(toy: Path, tmp_path: Path) -> None:
     settings = [
         f"run.dir={tmp_path}",
         "run.steps=9",
@@ -201,5 +201,5 @@ def test_a_run_that_met_its_goal_is_complete_and_its_files_add_up(toy: Path, tmp
     assert 1 <= summary.steps < 9
     assert summary.held_out_accuracy is not None
     assert read_audit(directory.path).problems == []
-    assert is_complete(directory.path, load_config(directory.config))
-    assert not is_complete(directory.path, load_config(directory.config, "run.stop_when="))
+    assert why_complete(directory.path, load_config(directory.config))
+    assert not why_complete(directory.path, load_config(directory.config, "run.stop_when="))

@@ -39,7 +39,7 @@ from asyncrl.messages.trainer import Batch, DamagedCheckpoint, Evaluating, Refus
 from asyncrl.messages.trajectory import TrajectoryLimits, Unit
 from asyncrl.messages.weights import Abort, Published, Publishing, Transfer
 from asyncrl.messages.wire import PROTOCOL
-from tests.broker.driver import DAMAGED, SPOOL, Action, Cluster, Node, Reward, Rollout, Trainer, a_config
+from tests.broker.driver import DAMAGED, SPOOL, Action, Cluster, Node, Reward, Rollout, Trainer, a_config, a_scheduler
 
 T = TypeVar("T")
 
@@ -514,6 +514,25 @@ def test_another_start_of_a_node_ends_the_one_before() -> None:
     assert (lost.fields["cause"], lost.fields["leases_reissued"]) == ("another process joined under its name", 2)
     assert cluster.scheduler.nodes.get(old.peer) is None
     assert len(cluster.scheduler.dispatcher.leases) == 2
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "host", "cause"),
+    [
+        ("2-b-8", "gpu1", "it was killed or restarted: the next process of its name joined, on gpu1 too"),
+        ("2-b-8", "gpu2", "another process joined under its name, on gpu2; it was on gpu1"),
+        ("2-b-8", "", "another process joined under its name"),
+        ("2-a-7", "gpu1", "it joined again"),
+    ],
+)
+def test_a_node_that_another_session_replaces_is_lost_to_what_the_hosts_and_processes_tell(
+    incarnation: str, host: str, cause: str
+) -> None:
+    scheduler = a_scheduler(a_config())
+    for started, machine in (("1-a-7", "gpu1"), (incarnation, host)):
+        scheduler.joined(f"a.{started}", Hello(PROTOCOL, "rollout", "a", started, host=machine), 0.0)
+    (lost,) = [event for event in scheduler.out.drain()[2] if event.kind == "node.lost"]
+    assert lost.fields["cause"] == cause
 
 
 def test_a_lost_reward_node_loses_no_rewards() -> None:
@@ -1309,6 +1328,21 @@ def test_an_evaluation_that_nobody_had_time_for_is_an_event_that_names_it() -> N
     left_out = [(event.fields["policy_version"], event.fields["newer_version"]) for event in events(cluster, LEFT_OUT)]
     assert left_out == [(1, 2)]
     assert "evaluate less often, or add a rollout" in events(cluster, LEFT_OUT)[0].fields["cause"]
+
+
+def test_an_evaluation_that_a_restart_of_the_broker_cost_says_so() -> None:
+    often = a_config(data={"train": "train.jsonl", "held_out": "held_out.jsonl"}, evaluation={"every_versions": 1})
+    before = a_published(often, num_held_out=1, capacity=8)
+    assert rollouts(before)[0].is_held
+    before.commit()
+    cluster = Cluster(often, num_held_out=1, before=before)
+    cluster.start_rollout("a")
+    ahead = cluster.start_trainer()
+    ahead.outbox.remove(Publishing(0, 0))
+    ahead.say(Publishing(1, 1))
+    publish(cluster)
+    cause = "the broker was started again before the evaluation had ended, and rollouts had v1 by then"
+    assert events(cluster, LEFT_OUT)[0].fields == {"policy_version": 0, "newer_version": 1, "cause": cause}
 
 
 def test_an_evaluation_whose_node_is_lost_goes_on_on_another() -> None:

@@ -134,7 +134,10 @@ def test_the_next_start_of_the_trainer_takes_its_place_at_once_and_cuts_it_off(t
         old = await house.welcomed("trainer", "t")
         new = await house.joined("trainer", "t", "1")
         assert isinstance(await new.receive(), Welcome)
-        reason = "another process has joined as t, and takes its place: give each process another --name"
+        reason = (
+            "another process has joined as t, and takes its place: give each process another --name, or each service a "
+            "key of its own"
+        )
         assert await old.receive() == Reject(reason), "the two would displace each other for ever"
         with pytest.raises(LinkReset):
             await old.receive()

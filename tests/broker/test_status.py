@@ -3,11 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.broker.status import LongSilence, RestartBook, node_status, run_status, sentence
+from asyncrl.broker.status import LongSilence, RestartBook, run_status, sentence
 from asyncrl.messages.session import Beat, Draining
 from asyncrl.messages.supervisor import Evaluated, Exited, NodeStatus, Status
 from asyncrl.messages.trajectory import Unit
-from asyncrl.records.states import GROUP_STATES
 from tests.broker.driver import Cluster, Reward, Rollout, a_config
 from tests.broker.test_scheduler import HELD_OUT, a_published, finish_all, judge, publish, rollouts, trainer
 
@@ -130,15 +129,58 @@ def test_the_last_evaluation_says_whom_it_waits_for() -> None:
     assert states(cluster)["trainer"] == ("waiting", "the last evaluation: no reward node is connected")
 
 
+def finish(cluster: Cluster, *group_ids: int) -> None:
+    """Finish the trajectories of these groups."""
+    node = rollout(cluster)
+    for unit in [unit for unit in node.running if unit.group_id in group_ids]:
+        node.finish(unit)
+    cluster.exchange()
+
+
+def lose_spool(cluster: Cluster) -> None:
+    cluster.scheduler.departed("spool.0", "told to stop", cluster.now_s, on_purpose=True)
+
+
 def test_a_step_that_waits_for_its_oldest_groups_says_what_becomes_of_them() -> None:
-    cluster = a_published()
-    groups = dict.fromkeys(GROUP_STATES, 0) | {"complete": 2, "sampling": 1}
-    trainer = cluster.scheduler.nodes.trainer()
-    assert trainer is not None
-    told = node_status(cluster.scheduler, trainer, groups, 0, cluster.now_s)
-    assert told.waits_for == "step 1 waits for its oldest groups, which are still sampled"
-    told = node_status(cluster.scheduler, trainer, groups | {"sampling": 0, "grading": 1}, 0, cluster.now_s)
-    assert told.waits_for == "step 1 waits for its oldest groups, which are still graded"
+    cluster = a_published(capacity=8)
+    finish(cluster, 1, 2, 3)
+    judge(cluster)
+    assert states(cluster)["trainer"][1] == "step 1 waits for its oldest groups, which are still sampled"
+    finish(cluster, 0)
+    assert states(cluster)["trainer"][1] == "step 1 waits for its oldest groups, which are still graded"
+
+
+def test_groups_that_no_reward_node_can_read_are_graded_once_their_spool_is_back() -> None:
+    cluster = a_published(capacity=8)
+    cluster.start_spool("another")
+    finish(cluster, 0, 1, 2, 3)
+    cluster.kill(next(node for node in cluster.nodes.values() if isinstance(node, Reward)))
+    lose_spool(cluster)
+    cluster.start_reward("r")
+    cluster.exchange()
+    told = "step 1: 0 of 2 groups complete, the rest is graded once spool is back"
+    assert states(cluster)["trainer"] == ("waiting", told)
+
+
+def test_a_batch_in_a_spool_that_is_away_names_the_spool_to_all_who_wait() -> None:
+    cluster = a_published(capacity=8)
+    finish(cluster, 0, 1, 2, 3)
+    lose_spool(cluster)
+    judge(cluster)
+    found = states(cluster)
+    assert found["trainer"] == ("waiting", "step 1 waits for spool, which is away with payloads of its groups")
+    assert found["a"] == ("waiting", "spool, which is away: the window of 4 groups is full")
+    note = "spool has been away for 0 s: the payloads of 4 groups are there; the run waits for it up to "
+    assert [told[: len(note)] for told in status(cluster).notes if told.startswith("spool")] == [note]
+
+
+def test_a_step_whose_groups_are_too_old_waits_for_a_newer_version() -> None:
+    reissue = a_config(schedule={"order": "completion", "max_staleness": 0, "on_straggler": "reissue"})
+    cluster = a_published(reissue, capacity=8)
+    finish_all(cluster, rollout(cluster))
+    trainer(cluster).train()
+    cluster.exchange()
+    assert states(cluster)["trainer"] == ("waiting", "version 1 to be live")
 
 
 def test_a_rollout_that_ran_ahead_waits_for_the_trainer() -> None:

@@ -108,6 +108,11 @@ def test_services_of_the_brokers_machine_have_one_log_for_each_role(directory: R
     write(directory, "rollout", entry(6, "engine.loaded"))
     _, elsewhere = open_logs(directory.path, "")
     assert elsewhere == ["gpu2-rollout"]
+    directory.append_event("node.joined", node="spool-0-6c9fb0", role="spool")
+    write(directory, "spool", entry(7, "spool.serves"))
+    found, elsewhere = open_logs(directory.path, "spool-0-6c9fb0")
+    assert elsewhere == ["gpu2-rollout"]
+    assert [line.at[17:19] for line in found.read()] == ["07"]
     for node in ("rollout-1", "rollout"):
         found, _ = open_logs(directory.path, node)
         assert [line.at[17:19] for line in found.read()] == ["06"]

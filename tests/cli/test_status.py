@@ -97,9 +97,10 @@ def directory(tmp_path: Path) -> RunDirectory:
     return directory
 
 
-def finish(directory: RunDirectory) -> None:
+def finish(directory: RunDirectory, *, planned: int = 4, goal: str = "") -> None:
     summary = RunSummary(
-        name="tiny", status="finished", seed=0, steps=4, steps_planned=4, versions=4, wall_s=1.0, trained_tokens=9,
+        name="tiny", status="finished", seed=0, steps=4, steps_planned=planned, goal=goal, versions=4,
+        wall_s=1.0, trained_tokens=9,
         staleness_mean=0.0, staleness_max=0,
     )  # fmt: skip
     directory.write_summary(summary)
@@ -116,6 +117,12 @@ def test_a_run_that_is_over_is_told_by_its_files_without_waiting(directory: RunD
     assert state.files is not None
     assert (state.files.status, state.is_unknown) == ("finished", False)
     assert state.unasked == "its broker has ended, because the run is over"
+
+
+def test_a_run_that_met_its_goal_early_says_which(directory: RunDirectory) -> None:
+    finish(directory, planned=42, goal="accuracy >= .6")
+    told = asyncio.run(run_state(str(directory.path))).unasked
+    assert told.endswith("the run is over: an evaluation has what run.stop_when = 'accuracy >= .6' asks")
 
 
 def test_a_killed_run_is_told_by_its_files_and_its_state_is_unknown(directory: RunDirectory) -> None:

@@ -1000,6 +1000,22 @@ def test_draining_without_tokens_has_nothing_to_hand_over():
     scene(play)
 
 
+def test_draining_finishes_a_transfer_of_weights_which_would_fail_for_all_its_members():
+    async def play(stage):
+        stage.receiver.may_arrive.clear()
+        stage.say(transfer(1))
+        await turns()
+        draining = asyncio.create_task(stage.actor.drain(deadline_s=5))
+        await stage.hear(Draining)
+        await turns()
+        assert not draining.done()
+        stage.receiver.may_arrive.set()
+        assert await draining
+        await stage.hear(Transferred)
+
+    scene(play)
+
+
 def test_draining_gives_up_at_its_deadline():
     async def play(stage):
         stage.say(lease(indices=(0,)))

@@ -338,7 +338,16 @@ def test_the_state_for_a_service_manager_counts_no_sessions_of_operators() -> No
     for role, name in sessions:
         node = scheduler.joined(f"{name}.0", Hello(PROTOCOL, role, name, "0"), 0.0)
         node.is_quiet = True
-    assert _status(config, scheduler) == "step 0 of 5, v-1, 1 nodes, not heard: a"
+    assert _status(config, scheduler, 0.0) == "step 0 of 5, v-1, 1 nodes, not heard: a"
+
+
+def test_the_state_for_a_service_manager_names_a_spool_that_is_away() -> None:
+    config = a_config(run={"steps": 5})
+    scheduler = a_scheduler(config)
+    scheduler.spools.expect(["spool-7"])
+    scheduler.spools.overdue(0.0)
+    told = _status(config, scheduler, 12.0)
+    assert told == "step 0 of 5, v-1, 0 nodes; spool-7 has been away for 12 s: no group waits for it"
 
 
 # ── test opening ──────────────────────────────────────────────────────────────────────────────

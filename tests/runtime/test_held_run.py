@@ -20,9 +20,9 @@ from asyncrl.files.access import new_secret, read_secret, write_secret
 from asyncrl.files.lock import locked
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trajectory import Prompt, TrajectorySummary, Unit
-from asyncrl.records.run_directory import RunDirectory
+from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.runtime import held_run as held_run_module
-from asyncrl.runtime.held_run import held_run, require_consistent_files
+from asyncrl.runtime.held_run import held_run, require_consistent_files, why_complete
 from asyncrl.runtime.origin import PLACE, FolderPlace, copy_sentence, is_copy, original_of, place_of, settle
 from asyncrl.spool.segment_writer import Entry, Place
 from asyncrl.spool.segments import Segments
@@ -414,3 +414,30 @@ def test_the_secret_of_a_copy_is_its_users_alone(original: Path, tmp_path: Path)
     shutil.copytree(original, tmp_path / "b")
     _, secret = served(tmp_path / "b")
     assert read_secret(tmp_path / "b" / "secret") == secret
+
+
+# ── test completion ───────────────────────────────────────────────────────────────────────────
+# A run whose services are started again after its end says what would make it longer.
+
+
+@pytest.mark.parametrize(
+    ("steps", "goal", "stop_when", "said"),
+    [
+        (9, "", "", "is complete; to train it longer, raise run.steps"),
+        (4, "accuracy >= .6", "accuracy >= .6", "after 4 steps: an evaluation has what run.stop_when = 'accuracy"),
+        (4, "accuracy >= .6", "accuracy >= .9", ""),
+        (4, "accuracy >= .6", "", ""),
+        (4, "", "", ""),
+    ],
+)
+def test_a_complete_run_says_what_would_make_it_longer(
+    tmp_path: Path, steps: int, goal: str, stop_when: str, said: str
+) -> None:
+    summary = RunSummary(
+        name="run", status="finished", seed=0, steps=steps, steps_planned=9, goal=goal, versions=4, wall_s=1.0,
+        trained_tokens=9, staleness_mean=0.0, staleness_max=0,
+    )  # fmt: skip
+    RunDirectory(tmp_path).write_summary(summary)
+    told = why_complete(tmp_path, replace(config(), run=replace(config().run, steps=9, stop_when=stop_when)))
+    assert said in told
+    assert bool(told) == bool(said)

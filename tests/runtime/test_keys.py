@@ -162,7 +162,7 @@ def with_key(folder: Path) -> SpoolKeys:
 def test_only_accepted_keys_reach_a_spool_and_a_revoked_one_is_cut(tmp_path: Path) -> None:
     async def scene() -> None:
         keys = with_key(tmp_path)
-        hub = ZmqHub("tcp://127.0.0.1:0", CODEC, keys=keys.hub)
+        hub = keys.listen("tcp://127.0.0.1:0")
         public, private = new_pair()
         keys.accept([AcceptedKey(public, "rollout-0", ["rollout"])], hub)
         known = ZmqLink(hub.address, "rollout-0.1", CODEC, keys=LinkKeys(public, private, keys.public))
@@ -175,6 +175,30 @@ def test_only_accepted_keys_reach_a_spool_and_a_revoked_one_is_cut(tmp_path: Pat
         with pytest.raises(LinkError):
             await known.receive()
         for end in (known, stranger, hub):
+            await end.aclose()
+
+    async def in_time() -> None:
+        async with asyncio.timeout(30):
+            await scene()
+
+    asyncio.run(in_time())
+
+
+def test_a_spool_refuses_no_key_before_the_broker_has_told_which_may_connect(tmp_path: Path) -> None:
+    async def scene() -> None:
+        keys = with_key(tmp_path)
+        hub = keys.listen("tcp://127.0.0.1:0")
+        public, private = new_pair()
+        link = ZmqLink(hub.address, "rollout-0.1", CODEC, keys=LinkKeys(public, private, keys.public))
+        await link.send(PUT)
+        assert hub._zap
+        while not hub._zap._fd._socket.poll(0):  # until it asks to be let in
+            await asyncio.sleep(0.01)
+        assert hub.refused_key is None
+        keys.accept([AcceptedKey(public, "rollout-0", ["rollout"])], hub)
+        assert await hub.receive() == ("rollout-0.1", PUT)
+        assert hub.refused_key is None
+        for end in (link, hub):
             await end.aclose()
 
     async def in_time() -> None:

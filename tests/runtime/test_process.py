@@ -164,9 +164,17 @@ def test_a_second_signal_exits_at_once(start):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a child when its parent dies")
-def test_a_service_leaves_in_order_when_its_supervisord_is_killed_and_says_why():
-    job = "    say('ready')\n    await stopping.wait()\n    say(why_told(stopping))"
-    source = f"{FROM_A_TERMINAL}{PREAMBLE}async def job(stopping):\n{job}\n\nsys.exit(run_process(job, name='n'))"
+@pytest.mark.parametrize("is_replica", [False, True])
+def test_a_service_and_its_replicas_leave_in_order_when_supervisord_is_killed_and_say_why(is_replica):
+    def process_of(job: str) -> str:
+        return f"{FROM_A_TERMINAL}{PREAMBLE}async def job(stopping):\n{job}\n\nsys.exit(run_process(job, name='n'))"
+
+    source = process_of("    say('ready')\n    await stopping.wait()\n    say(why_told(stopping))")
+    if is_replica:
+        source = process_of(
+            f"    import subprocess\n    child = subprocess.Popen([sys.executable, '-c', {source!r}])\n"
+            "    await stopping.wait()\n    child.terminate()\n    child.wait()"
+        )
     supervisord = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {source!r}])"
     command, environment = [sys.executable, "-c", supervisord], os.environ | {"SUPERVISOR_ENABLED": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

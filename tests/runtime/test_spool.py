@@ -172,6 +172,20 @@ def test_it_joins_with_its_address_and_again_under_the_same_name_after_a_restart
     play(scene)
 
 
+def test_its_log_has_the_name_that_the_run_knows_it_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("asyncrl.runtime.spool.about", lambda **fields: told.append(fields["node"]))
+
+    async def scene(broker: Broker) -> None:
+        running = serving(broker, tmp_path)
+        hello = await broker.welcome()
+        assert told == [hello.node]
+        broker.say(Stop("the run is complete"))
+        await running
+
+    play(scene)
+
+
 def test_its_files_survive_it(tmp_path: Path) -> None:
     async def scene(broker: Broker) -> None:
         running = serving(broker, tmp_path)

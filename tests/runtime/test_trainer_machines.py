@@ -29,13 +29,12 @@ from asyncrl.runtime.trainer_machines import (
     checkpoint_folder,
     checkpoint_sender,
     fetch_checkpoint,
-    machine_hello,
     train_together,
 )
 from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.checkpoints import CheckpointStore, FileServer
 from asyncrl.spool.segments import Segments
-from asyncrl.wire.handshake import identity
+from asyncrl.wire.handshake import hello, identity
 from asyncrl.wire.memory import MemoryHub
 from asyncrl.wire.run_address import RunAddress
 from asyncrl.wire.zmq_hub import ZmqHub
@@ -147,7 +146,7 @@ def play(scene: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_a_machine_names_its_host_when_it_says_hello() -> None:
-    assert machine_hello(identity("trainer", "a")).host == socket.gethostname()
+    assert hello(identity("trainer", "a")).host == socket.gethostname()
 
 
 def test_a_machine_that_waits_leaves_when_it_is_told_to_stop() -> None:

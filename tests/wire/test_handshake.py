@@ -58,7 +58,8 @@ def test_a_node_says_hello_and_is_welcomed() -> None:
     async def scene() -> None:
         hub = ZmqHub("ipc://*", CODEC)
         joining = asyncio.create_task(join(RunAddress(hub.address), who, DEADLINE_S))
-        assert await hub.receive() == (who.peer, Hello(PROTOCOL, "rollout", "rollout-0", who.incarnation))
+        said = Hello(PROTOCOL, "rollout", "rollout-0", who.incarnation, host=socket.gethostname())
+        assert await hub.receive() == (who.peer, said)
         hub.send(who.peer, WELCOME)
         link, welcome = await joining
         assert welcome == WELCOME

@@ -328,7 +328,7 @@ class RunAudit:
         if rules.num_trimmed:
             self._leave("spool", f"{rules.num_trimmed:,} payloads are trimmed")
         for name, num in rules.elsewhere.items():
-            self._leave("spool", f"{num:,} payloads are in {name}, on another machine")
+            self._leave("spool", f"{num:,} payloads are in the spool {name}, whose folder is not read")
         return problems, rules.trained
 
     def _data(self, state: LedgerState, meta: LedgerMeta) -> Iterator[str]:

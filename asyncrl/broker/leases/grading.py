@@ -134,6 +134,11 @@ class GradeBook:
         for slot in (slot for slots in queued.values() for slot in slots):
             self.add(slot)
 
+    @property
+    def awaited_spools(self) -> list[str]:
+        """Spools that are away and store what is to be graded."""
+        return [name for name, slots in self._parked.items() if slots]
+
     def unpark(self, spool: str) -> None:
         """Queue the trajectories of a spool that is back for grading."""
         for slot in self._parked.pop(spool, {}).values():

@@ -24,6 +24,7 @@ from asyncrl.config.sections.sampling import LOW, greedy
 from asyncrl.messages.supervisor import Incident
 from asyncrl.records.alarms import NO_LEARNING
 from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.formatting import counted
 from asyncrl.records.states import WELL_AGAIN
 
 KEPT = 12
@@ -57,6 +58,8 @@ SENTENCES = {
     "upload.failed": "version {policy_version} could not be stored at the spool: {cause}",
     "eval.lost": "evaluation of v{policy_version} interrupted: {node} has it no more",
     "eval.left_out": "v{policy_version} was not evaluated: {cause}",
+    "spool.away": "{spool} went away with {trajectories} trajectories that the run waits for",
+    "spool.lost": "{spool} was given up: {groups_restarted} groups are sampled again",
     "checkpoint.damaged": "checkpoint {path} is damaged: {cause}",
     "run.waiting": "{cause}",
     "run.copied": "{cause}",
@@ -85,8 +88,10 @@ USUAL_ENDS = ("done", "told to stop")
 """Causes of a ``node.left`` that is no incident: any other is an error that ended the node."""
 PLACES = {"step": "step ", "policy_version": "v"}
 """Fields that say where in the run something happened, and the words before them."""
-VARIED = frozenset((*PLACES, "start", "advice", "away_s", "waited_s", "seconds"))
+VARIED = frozenset((*PLACES, "start", "advice", "away_s", "waited_s", "seconds", "trajectories", "groups_restarted"))
 """Fields that tell one occurrence of an incident from the next: each would fill the list with what is known."""
+ENDS = {**WELL_AGAIN, "spool.away": "spool.back"}
+"""Event that ends a trouble, by the event with which it began."""
 COUNTED_TOTALS = ("units.failed",)
 """Kinds whose events carry the whole count so far."""
 
@@ -94,6 +99,7 @@ COUNTED_TOTALS = ("units.failed",)
 def is_incident(kind: str, fields: Mapping[str, Any]) -> bool:
     """True for an event that an operator should know."""
     is_usual = kind == "node.left" and fields.get("cause") in USUAL_ENDS
+    is_usual |= kind == "spool.away" and not fields.get("trajectories", 1)
     return kind in SENTENCES and not is_usual and fields.get("role") != "supervisor"
 
 
@@ -129,12 +135,12 @@ class IncidentBook:
     def add(self, kind: str, fields: Mapping[str, Any], at_s: float) -> None:
         """Keep an event, if it is an incident; count it with the death that it follows from, if there is one."""
         for kept in self._kept.values():
-            if WELL_AGAIN.get(kept.kind) == kind and kept.node == fields.get("node"):
+            if ENDS.get(kept.kind) == kind and kept.node == _node(fields):
                 kept.is_over = True
         if not is_incident(kind, fields):
             return
         same = sentence(kind, {name: value for name, value in fields.items() if name not in VARIED})
-        node, cause = str(fields.get("node", "")), str(fields.get("cause", ""))
+        node, cause = _node(fields), str(fields.get("cause", ""))
         new = _Kept(sentence(kind, fields), same, kind, node, cause, at_s, _place(fields))
         for kept in reversed(self._kept.values()):
             if _follows(new, kept):
@@ -175,6 +181,10 @@ def sentence(kind: str, fields: Mapping[str, Any]) -> str:
     return shorten(words, MAX_CHARS, placeholder=" …", break_on_hyphens=False)
 
 
+def _node(fields: Mapping[str, Any]) -> str:
+    return str(fields.get("node", fields.get("spool", "")))
+
+
 def _place(fields: Mapping[str, Any]) -> str:
     return next((f"{words}{fields[name]}" for name, words in PLACES.items() if name in fields), "")
 
@@ -183,7 +193,7 @@ def _told(kept: _Kept) -> str:
     said = f"{kept.sentence}, and is well again" if kept.is_over else kept.sentence
     if kept.count > 1 and kept.place:
         said += f" (the first at {kept.place})"
-    return f"{said} (and {kept.followers} that follow from it)" if kept.followers else said
+    return f"{said}, with {counted(kept.followers, 'consequence')}" if kept.followers else said
 
 
 class _Words(dict[str, Any]):

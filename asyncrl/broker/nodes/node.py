@@ -7,7 +7,7 @@ from msgspec import Struct, field
 
 from asyncrl.broker.nodes.standstill import Standstill
 from asyncrl.config.sections.broker import Broker
-from asyncrl.messages.session import Beat, Hello, Ready
+from asyncrl.messages.session import Beat, Hello, Ready, process_of
 from asyncrl.messages.weights import Member
 from asyncrl.messages.words import Role, WeightsVia
 
@@ -27,7 +27,7 @@ class Node(Struct, eq=False, gc=False):
     role: Role
     heard_s: float
     host: str = ""
-    """Host name of a machine of a trainer of several, as the machine says."""
+    """Name of its machine, as it says; empty if it does not."""
     beat: Beat = Beat()
     beat_at_s: float = 0.0
     """Time of the last beat; 0 before the first."""
@@ -62,6 +62,16 @@ class Node(Struct, eq=False, gc=False):
     """Value of `credit_limit` when work was last taken from it as overdue; -1 before that."""
     is_barred: bool = False
     """True while its faults stand out so far that it gets no work; see `asyncrl.broker.nodes.faults`."""
+
+    def replaced_by(self, hello: Hello) -> str:
+        """Reason of its loss to a new session of its name."""
+        if hello.process and hello.process == process_of(self.incarnation):
+            return "it joined again"
+        if not (self.host and hello.host):
+            return "another process joined under its name"
+        if self.host == hello.host:
+            return f"it was killed or restarted: the next process of its name joined, on {hello.host} too"
+        return f"another process joined under its name, on {hello.host}; it was on {self.host}"
 
     @property
     def credits(self) -> int:

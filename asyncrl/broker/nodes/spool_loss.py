@@ -20,6 +20,7 @@ from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.training import TrainingGroups
 from asyncrl.messages.spool import SpoolAddress, Spools
 from asyncrl.messages.words import Role
+from asyncrl.records.formatting import counted
 
 STORED = (SlotState.STORED, SlotState.SCORED)
 TOLD: tuple[Role, ...] = ("rollout", "reward", "trainer")
@@ -75,6 +76,13 @@ class SpoolLoss:
         for name in self._spools.overdue(now_s):
             self._give_up(name, live_version)
 
+    def notes(self, now_s: float) -> list[str]:
+        """A sentence for each spool that is away, for people."""
+        return [
+            f"{name} has been away for {seconds:.0f} s: {self._awaited_of(name)}"
+            for name, seconds in self._spools.away(now_s).items()
+        ]
+
     def tell(self) -> None:
         """Tell the nodes which spools there are, if that has changed."""
         if self._told != self._spools.revision:
@@ -86,6 +94,16 @@ class SpoolLoss:
         self._grading.park(name)
         num = sum(1 for group in self._groups for slot in group.slots if _is_stored(slot, name))
         self._out.event("spool.away", spool=name, trajectories=num, waits_s=self._ttl_s)
+
+    def _awaited_of(self, name: str) -> str:
+        """Clause about the groups that wait for a spool."""
+        num = len(_holding(name, (*self._training.batches, *self._groups.held_out.values())))
+        if not num:
+            return "no group waits for it"
+        return (
+            f"the payloads of {counted(num, 'group')} are there; the run waits for it up to {self._ttl_s:g} s, then "
+            f"samples them again"
+        )
 
     def _give_up(self, name: str, live_version: int) -> None:
         self._grading.unpark(name)

@@ -40,6 +40,10 @@ class SpoolBook:
         """False if the spool of this payload is away or lost."""
         return ref.spool not in self._away_s and ref.spool not in self._lost
 
+    def away(self, now_s: float) -> dict[str, float]:
+        """Seconds for which each spool has been away, by name; those that are lost are left out."""
+        return {name: 0.0 if since is None else now_s - since for name, since in self._away_s.items()}
+
     def expect(self, names: Iterable[str]) -> None:
         """Payloads of these spools are needed since an earlier life of the broker: each is away until it joins."""
         self._away_s.update({name: None for name in names if name not in self._reachable})

@@ -129,7 +129,7 @@ class TransferBook:
         Start the next transfer, if one is due: a new version to all rollouts, or the live one to one that lacks it.
 
         Returns None while a transfer is ongoing, while a resumed trainer repeats steps behind the live version, and
-        while only nodes that are silent or stalled could take part.
+        while only nodes that are silent, stalled or leaving could take part.
         """
         if self.ongoing or self.staged is None or (trainer := nodes.trainer()) is None or trainer.is_quiet:
             return None
@@ -137,7 +137,8 @@ class TransferBook:
         if version < self.live_version:
             return None
         keep = version > self.live_version
-        able = [node for node in nodes.members() if not node.is_away]
+        # One that leaves would take the transfer along, and fail it for all.
+        able = [node for node in nodes.members() if not (node.is_away or node.is_draining)]
         if keep:  # Those that did not fall silent in an earlier try, or all if there are none.
             receivers = [node for node in able if node.peer not in self._left_behind] or able
         else:

@@ -43,6 +43,8 @@ class Versions:
         self._out = out
         self._interrupted: dict[int, str] = {}
         """Node that had begun the evaluation of a version, and has it no more."""
+        self._resumed_with: list[int] = []
+        """Versions of which an evaluation was due, or went on, when an earlier life of the broker ended."""
         self.has_changed = False
         """Set to have the next `advance` look at transfers and evaluations again. Most messages change neither."""
 
@@ -58,6 +60,10 @@ class Versions:
             return True
         is_evaluated = not self.held and not (self._evaluation.is_waiting and self._may_evaluate)
         return is_evaluated and self._transfers.is_at_rest
+
+    def resumed(self) -> None:
+        """The broker was started again, and its books are those of its earlier life: evaluations start anew."""
+        self._resumed_with = self._evaluation.waiting()
 
     def ready(self, node: Node) -> None:
         """A node has loaded its model. A trainer is sent all evaluation results so far."""
@@ -220,6 +226,8 @@ class Versions:
         leaving = [node.name for node in self._nodes.rollouts() if node.is_draining]
         if begun_by := self._interrupted.pop(policy_version, ""):
             cause = f"{begun_by} had begun it and has it no more, and the other rollouts had v{newer} by then"
+        elif policy_version in self._resumed_with:
+            cause = f"the broker was started again before the evaluation had ended, and rollouts had v{newer} by then"
         elif leaving:
             cause = f"{', '.join(leaving)} was told to leave, and the other rollouts had v{newer} by then"
         else:

@@ -107,6 +107,16 @@ def test_what_is_not_there_to_be_checked_is_said(run: RunCopy) -> None:
     assert audit.unchecked["samples"] == "broker.samples is false"
 
 
+def test_payloads_of_a_spool_of_its_own_are_said_to_be_there(run: RunCopy) -> None:
+    def moved(record: AnyRecord) -> AnyRecord:
+        return (
+            replace(record, ref=replace(record.ref, spool="spool-0-6c9fb0")) if isinstance(record, Result) else record
+        )
+
+    run.replace(moved)
+    assert "payloads are in the spool spool-0-6c9fb0, whose folder is not read" in run.audit().unchecked["spool"]
+
+
 # ── 1: stale beyond its bound ───────────────────────────────────────────────────────────────
 
 

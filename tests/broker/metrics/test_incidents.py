@@ -295,6 +295,17 @@ def test_what_is_no_incident_and_what_an_operator_does_are_left_out() -> None:
     assert book.told(2.0) == []
 
 
+def test_a_spool_that_is_away_is_an_incident_if_the_run_waits_for_it_until_it_is_back() -> None:
+    book = IncidentBook()
+    book.add("spool.away", {"spool": "idle", "trajectories": 0, "waits_s": 600.0}, 1.0)
+    assert book.told(1.0) == []
+    for number in (3, 5):
+        book.add("spool.away", {"spool": "s", "trajectories": number, "waits_s": 600.0}, 1.0)
+    assert book.told(1.0) == [Incident("s went away with 5 trajectories that the run waits for", 0.0, 2)]
+    book.add("spool.back", {"spool": "s"}, 2.0)
+    assert book.told(1.0)[0].sentence.endswith("waits for, and is well again")
+
+
 def test_the_oldest_are_forgotten() -> None:
     book = IncidentBook()
     for number in range(KEPT + 3):
@@ -323,7 +334,7 @@ def test_what_follows_from_a_death_is_counted_with_it_whether_told_before_or_aft
     assert [one.sentence for one in book.told(200.0)] == [
         "weight transfer given up: rollout-1 was silent",
         "rollout-1 is back after 3 s",
-        "rollout-1 was killed by SIGKILL (and 4 that follow from it)",
+        "rollout-1 was killed by SIGKILL, with 4 consequences",
         "rollout-0 failed to receive weights: with rollout-11: timeout",
     ]
 

@@ -89,6 +89,21 @@ def test_a_step_waits_for_a_spool_that_is_away_and_gets_its_groups_when_it_is_ba
     assert isinstance(batch, Batch)
 
 
+def test_a_note_says_since_when_a_spool_is_away_and_what_the_run_waits_for() -> None:
+    desk = Desk()
+    desk.store(desk.groups.train[0], "b", "a")
+    desk.loss.departed("a", 0.0)
+    assert desk.loss.notes(12.4) == [
+        "a has been away for 12 s: the payloads of 1 group are there; the run waits for it up to 60 s, then samples "
+        "them again"
+    ]
+    desk.loss.departed("b", 20.0)
+    assert len(desk.loss.notes(20.0)) == 2
+    desk.loss.joined(A)
+    desk.loss.joined(B)
+    assert desk.loss.notes(21.0) == []
+
+
 def test_trajectories_in_a_spool_that_is_away_are_graded_once_it_is_back() -> None:
     desk = Desk()
     desk.store(desk.groups.train[0], "a", "b", scored=False)

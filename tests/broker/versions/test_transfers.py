@@ -97,6 +97,14 @@ def transfer_group(ongoing: OngoingTransfer | None) -> int:
     return ongoing.message.transfer_group
 
 
+def test_a_rollout_that_was_told_to_leave_is_in_no_new_transfer() -> None:
+    stage = Stage("a", "b")
+    leaving = stage.nodes.get("a")
+    assert leaving
+    leaving.is_draining = True
+    assert members(stage.publish(0)) == ["trainer", "b"]
+
+
 def test_a_version_is_live_when_every_rollout_decodes_with_it() -> None:
     stage = Stage("a", "b")
     started = stage.publish(0)

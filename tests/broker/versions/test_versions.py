@@ -135,9 +135,11 @@ def test_an_evaluation_that_is_left_out_after_its_node_has_left_names_that_node(
 def test_an_evaluation_that_is_left_out_while_a_rollout_leaves_names_that_rollout() -> None:
     desk = Desk()
     desk.evaluation.every_versions = 1
+    first = desk.offer(0)
     desk.rollout.is_draining = True
-    desk.receive(desk.offer(0))
+    desk.receive(first)
     desk.sent()
+    desk.rollout = desk.join("rollout", "b")
     desk.receive(desk.offer(1))
     desk.versions.advance(0.0)
     assert causes_of_left_out(desk) == ["a was told to leave, and the other rollouts had v1 by then"]
@@ -252,9 +254,9 @@ def test_without_members_the_first_that_decodes_with_a_version_makes_it_live() -
 
 def test_a_rollout_that_lags_or_is_fetching_is_not_held_for_an_evaluation() -> None:
     desk = FarDesk()
-    desk.rollout.is_draining = True
     transfer = desk.publish(0)[0][1]
     assert isinstance(transfer, Transfer)
+    desk.rollout.is_draining = True
     desk.uploaded(0)
     desk.receive(transfer)
     assert all(not isinstance(message, Hold) for _, message in desk.sent())
@@ -270,14 +272,18 @@ def test_a_rollout_that_lags_or_is_fetching_is_not_held_for_an_evaluation() -> N
 
 def test_a_rollout_that_may_have_received_all_of_an_aborted_transfer_is_not_held_until_it_tells() -> None:
     desk = Desk()
+    first = desk.offer(0)
     desk.rollout.is_draining = True
-    desk.receive(desk.offer(0))
+    desk.receive(first)
     desk.sent()
-    transfer = desk.offer(1)
+    desk.rollout.is_draining = False
+    desk.say(desk.trainer, Publishing(1, 1))
+    ongoing = desk.transfers.start(desk.nodes, 0.0)
+    assert ongoing
+    transfer = ongoing.message
     desk.nodes.leave("t.0")
     desk.versions.departed(desk.trainer)
     desk.versions.advance(10.0)
-    desk.rollout.is_draining = False
     assert desk.transfers.ongoing is None
     assert [type(message) for _, message in desk.sent()] == [Abort]
 
