@@ -45,7 +45,7 @@ def test_metrics_are_labelled_with_these_words() -> None:
 
 
 def test_pages_show_these_words() -> None:
-    assert SIGNS.keys() == RUN_STATES.keys() - {"paused", "ending"}
+    assert SIGNS.keys() == RUN_STATES.keys() - {"ending"}
     assert set(STATES.values()) == NODE_STATES.keys() - {"working", "waiting"}
     style = (ROOT / "asyncrl/tools/dashboard/static/style.css").read_text()
     styled = set(re.findall(r"\.pill\.(\w+)", style))

@@ -111,7 +111,8 @@ def missing(record: RunRecord) -> str:
     if record.is_over:
         return ""
     if cause := _waits_for(record):
-        return f"{_lost(record)} It {'waits' if record.status in ('running', 'paused') else 'waited'}: {cause.removesuffix('.')}."
+        verb = "waits" if record.status in ("running", "paused") else "waited"
+        return f"{_lost(record)} It {verb}: {cause.removesuffix('.')}."
     clause = lacking(record)
     return _lost(record) + (f" {clause[0].upper()}{clause[1:]}." if clause else "")
 
