@@ -46,6 +46,7 @@ from asyncrl.records.event_kinds import EventKind
 from asyncrl.records.metrics import Sample
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.samples import SamplesWriter
+from asyncrl.records.states import INTERRUPTED
 from asyncrl.weights.groups.rendezvous import Rendezvous
 from asyncrl.wire.link import Hub, Link
 from asyncrl.wire.spools import ImageCache, PayloadClient, SpoolLinks
@@ -181,7 +182,7 @@ class BrokerActor:
 
     def interrupt(self, cause: str = "") -> None:
         """End the run early. It can be resumed: first the trainer saves a checkpoint, and rollouts what they sample."""
-        self.stop(cause or "the run was interrupted", is_interrupted=True)
+        self.stop(cause or INTERRUPTED, is_interrupted=True)
 
     def suspend(self) -> None:
         """Stop serving, and leave the run as it is: a broker that serves it again continues it."""

@@ -112,6 +112,11 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     checkpoint: str = ""
     """Absolute path of the newest checkpoint in it, likewise; empty without one."""
 
+    @property
+    def goal_note(self) -> str:
+        """The goal that ended the run, to stand behind its steps; empty without one."""
+        return f" (run.stop_when: {self.goal})" if self.goal else ""
+
 
 PLACES = ("directory", "checkpoint")
 SCREEN = "screen"

@@ -32,6 +32,9 @@ RUN_STATES: Mapping[RunState, str] = {
 }
 """Meaning of each state of a run. Files alone do not tell ``ending`` from ``running``."""
 
+INTERRUPTED = "the run was interrupted"
+"""Cause of a run that somebody ended early."""
+
 
 def progress(state: RunState, steps: int, planned: int | None) -> str:
     """A state of a run and the steps done, such as ``Interrupted after step 3 of 40``, to begin a sentence."""

@@ -49,7 +49,7 @@ from asyncrl.runtime.machine import (
 from asyncrl.runtime.metrics_server import TARGETS_VARIABLE, MetricsOptions
 from asyncrl.runtime.model_files import with_local_copies
 from asyncrl.runtime.process import handle
-from asyncrl.runtime.screen import RunConsole, Screen, continuation_lines, goal_note, outcome_lines, time_so_far
+from asyncrl.runtime.screen import RunConsole, Screen, continuation_lines, outcome_lines, time_so_far
 from asyncrl.runtime.supervisor import RunSupervisor
 from asyncrl.terminal import command_line, say, told_if_slow
 from asyncrl.weights.groups.network_interface import interface_addresses
@@ -278,7 +278,7 @@ def resume(
         longer = ("--stop-when", "") if summary.goal else ("--steps", 2 * summary.steps)
         say(
             RunConsole(),
-            f"{path} is complete ({summary.steps} steps{goal_note(summary)}): there is nothing to resume; to train it "
+            f"{path} is complete ({summary.steps} steps{summary.goal_note}): there is nothing to resume; to train it "
             f"longer: {command_line('asyncrl', 'resume', path, *longer)}",
         )
         return

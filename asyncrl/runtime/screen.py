@@ -381,7 +381,7 @@ def outcome_lines(directory: RunDirectory, summary: RunSummary, before_s: float,
         accuracy += failed_note(summary.held_out_failed)
     resumed = f" ({summary.wall_s - before_s:.1f} s since it was resumed)" if 0 < before_s <= summary.wall_s else ""
     yield (
-        f"{summary.status}: {summary.steps} of {summary.steps_planned} steps{goal_note(summary)} in "
+        f"{summary.status}: {summary.steps} of {summary.steps_planned} steps{summary.goal_note} in "
         f"{summary.wall_s:.1f} s{resumed}"
         f"{accuracy}, mean staleness {summary.staleness_mean:.2f} (max {summary.staleness_max}) policy versions"
     )
@@ -402,10 +402,6 @@ def outcome_lines(directory: RunDirectory, summary: RunSummary, before_s: float,
     yield f"checkpoint  {checkpoints[-1] if checkpoints else 'none'}"
     if summary.status != "finished" and can_resume:
         yield f"resume      {command_line('asyncrl', 'resume', directory.path)}"
-
-
-def goal_note(summary: RunSummary) -> str:
-    return f" (run.stop_when: {summary.goal})" if summary.goal else ""
 
 
 def _is_all_zero(directory: RunDirectory, summary: RunSummary) -> bool:

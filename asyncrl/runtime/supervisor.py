@@ -37,6 +37,7 @@ from asyncrl.messages.supervisor import (
 )
 from asyncrl.messages.words import Role
 from asyncrl.records.run_directory import RunDirectory
+from asyncrl.records.states import INTERRUPTED
 from asyncrl.records.trackers import label
 from asyncrl.runtime.machine import Devices
 from asyncrl.runtime.metrics_server import MetricsOptions
@@ -405,7 +406,7 @@ class RunSupervisor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(INTERRUPT_S if self._link else FINISHED_S):
                 await stopping.wait()
-        self._end("the run was interrupted")
+        self._end(INTERRUPTED)
 
     async def _send(self, message: Exited | Interrupt) -> None:
         if self._link is None:

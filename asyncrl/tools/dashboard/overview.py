@@ -17,7 +17,7 @@ from asyncrl.records.evaluation_metrics import failed_note, graded_reward
 from asyncrl.records.formatting import UNKNOWN, counted
 from asyncrl.records.measures import RECENT, RECENTLY, Ends, Measures, number, recently
 from asyncrl.records.run_record import RunRecord
-from asyncrl.records.states import progress
+from asyncrl.records.states import INTERRUPTED, progress
 from asyncrl.records.times import WAITS, kind_of
 from asyncrl.records.weighed_events import weighed
 from asyncrl.tools.dashboard.cluster_view import NodeView, gone, nodes, role_order, settings, trouble_sentence
@@ -89,8 +89,10 @@ def sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]], *, is_
     if state == "failed":
         return f"{begun}: {record.cause or 'no cause was recorded'}."
     if state == "interrupted":
-        return f"{begun}; `asyncrl resume` continues it."
+        why = "" if record.cause in ("", INTERRUPTED) else f": {record.cause}"
+        return f"{begun}{why}; `asyncrl resume` continues it."
     if state == "finished":
+        begun += record.summary.goal_note if record.summary else ""
         took = f" in {formatting.duration(record.wall_s)}" if record.wall_s else ""
         return f"{begun}{took}{accuracy}.{_alarms(record)}"
     if state == "stopped":

@@ -168,6 +168,14 @@ def test_each_end_is_told_with_its_cause(make_run: MakeRun, summary: MakeSummary
     for status, expected in ends.items():
         directory.write_summary(summary(status=status, cause="the disk is full" if status == "failed" else ""))
         assert sentence(read_run(directory.path), {}) == expected
+    directory.write_summary(summary(status="interrupted", cause="on_step raised ValueError: no figure (plot.py:3)"))
+    assert "step 10 of 10: on_step raised ValueError: no figure (plot.py:3); `asyncrl" in sentence(
+        read_run(directory.path), {}
+    )
+    directory.write_summary(summary(goal="accuracy >= .7"))
+    assert sentence(read_run(directory.path), {}).startswith(
+        "Finished 10 of 10 steps (run.stop_when: accuracy >= .7) in "
+    )
 
 
 def test_the_headline_numbers_are_the_same_ones_whatever_was_recorded(make_run: MakeRun) -> None:
