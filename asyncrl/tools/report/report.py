@@ -172,7 +172,8 @@ p { margin: 6px 0; }
 .pill { display: inline-block; padding: 1px 10px; border-radius: 10px; font-size: 12px; font-weight: 600; }
 .finished { background: #d9f0e6; color: #05573f; }
 .failed { background: #fbdedb; color: #8f1d12; }
-.running, .stopped, .interrupted { background: #e3ebf7; color: #1d4477; }
+.running { background: #e3ebf7; color: #1d4477; }
+.stopped, .paused, .interrupted { background: #f5e8cf; color: #5f4200; }
 .sentence { overflow-wrap: anywhere; }
 .side { display: flex; flex-wrap: wrap; gap: 14px; align-items: flex-start; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(440px, 100%), 1fr)); gap: 14px; }
@@ -199,7 +200,8 @@ body { color: #dfe4ea; background: #12151a; }
 .quiet, tbody th { color: #8c97a5; }
 .finished { background: #173a2c; color: #7fd6ab; }
 .failed { background: #44211e; color: #f59a92; }
-.running, .stopped, .interrupted { background: #1d2d47; color: #9cc1f7; }
+.running { background: #1d2d47; color: #9cc1f7; }
+.stopped, .paused, .interrupted { background: #4a3a17; color: #f0cf8a; }
 table, .runs tr > :first-child { background: #1a1e25; border-color: #2b313b; }
 th, td { border-color: #262c35; }
 img { border-color: #2b313b; }
