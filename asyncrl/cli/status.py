@@ -140,7 +140,8 @@ COMMANDS = {
     Path("asyncrl.conf"): "supervisorctl -c asyncrl.conf start all",
 }
 """Files of the services of a broker, where `asyncrl services install` puts them, and what starts these services."""
-SERVICES = f"start its services again on every machine: {', or '.join(COMMANDS.values())}"
+AGAIN = "once its services have ended, start them again on every machine"
+SERVICES = f"{AGAIN}: {', or '.join(COMMANDS.values())}"
 
 
 def how_to_resume(where: str) -> str:
@@ -154,7 +155,7 @@ def how_to_resume(where: str) -> str:
         return command_line("asyncrl", "resume", where)
     run = Path(where).absolute()
     known = [command for file, command in COMMANDS.items() if f"--run-dir {run} " in _text(file)]
-    return f"start its services again on every machine: {known[0]}" if len(known) == 1 else SERVICES
+    return f"{AGAIN}: {known[0]}" if len(known) == 1 else SERVICES
 
 
 def _text(file: Path) -> str:

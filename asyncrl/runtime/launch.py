@@ -192,7 +192,7 @@ def run(
     directory.write_config(settings)
     if directory.path.name != (named := config.run.name or name or "run"):
         again = command_line("asyncrl", "resume", directory.path.with_name(named))
-        say(console, f"note: a run {named} is there: this one is new, and `{again}` goes on with that one")
+        say(console, f"note: a run {named!r} is there: this one is new, and `{again}` goes on with that one")
     with _held(directory), dashboard_beside(directory, partial(say, console)) if is_shown else nullcontext():
         console.keep(directory)
         screen = Screen(console, config.run.steps, on_step=on_step, on_evaluation=on_evaluation)
@@ -275,11 +275,16 @@ def resume(
     directory = RunDirectory(path)
     summary = directory.finished_summary()
     if summary and stop_when in (None, summary.goal) and (summary.goal or steps is None):
-        longer = ("--stop-when", "") if summary.goal else ("--steps", 2 * summary.steps)
+        options = ("--stop-when", "") if summary.goal else ("--steps", 2 * summary.steps)
+        longer = command_line("asyncrl", "resume", path, *options)
+        if directory.local_key.exists():
+            longer = (
+                f"change {'run.stop_when' if summary.goal else 'run.steps'} in its run file, and start its services"
+            )
         say(
             RunConsole(),
             f"{path} is complete ({summary.steps} steps{summary.goal_note}): there is nothing to resume; to train it "
-            f"longer: {command_line('asyncrl', 'resume', path, *longer)}",
+            f"longer: {longer}",
         )
         return
     if not directory.config.is_file():

@@ -233,7 +233,10 @@ def check_prompts(config: Config, say: Callable[[str], None], keep: Keep) -> lis
     if summary.bad:
         say("\n".join(bad_row_lines(summary.bad)))
     prompts = [draw.prompt for draw in stream.since(0)]
-    check_routes(config.reward, {prompt.data_source for prompt in prompts})
+    try:
+        check_routes(config.reward, {prompt.data_source for prompt in prompts})
+    except ConfigError as error:
+        raise ConfigError(f"{error}; --reward NAME, or --reward FILE.py:FUNCTION, names one here") from error
     return prompts
 
 

@@ -174,7 +174,7 @@ def settings_text(record: RunRecord) -> str:
     lines = [f"{'.'.join(map(toml_key, key.split('.')))} = {toml_value(value)}" for key, value in found.items()]
     own = _own_reward(record)
     given = f"; its reward is one's own: give{own}" if own else ""
-    return "\n".join([f"# How run {record.name} asked this model, for `asyncrl eval`{given}.", *lines, ""])
+    return "\n".join([f"# How the run {record.name!r} asked this model, for `asyncrl eval`{given}.", *lines, ""])
 
 
 def _is_portable(key: str, value: Any) -> bool:

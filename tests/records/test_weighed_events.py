@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from asyncrl.records.weighed_events import news, weighed
 
 
@@ -64,3 +66,13 @@ def test_an_event_of_another_version_that_lacks_a_field_is_told_all_the_same() -
         "",
         "",
     ]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "end"),
+    [("transfer.failed", "version.live"), ("upload.failed", "version.uploaded"), ("spool.away", "spool.back")],
+)
+def test_what_went_well_at_last_is_no_trouble_any_more(trouble: str, end: str) -> None:
+    failed = event(trouble, 1, node="rollout-0")
+    assert [one.weight for one in weighed([failed])] == ["trouble"]
+    assert [one.end for one in weighed([failed, event(end, 3)])][:1] == ["over after 2.0 s"]

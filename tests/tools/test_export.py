@@ -284,7 +284,7 @@ def test_settings_of_an_export_are_those_of_prompts_and_verdicts_without_a_path(
         "evaluation": {"samples": 4, "temperature": 0.6, "max_tokens": 64},
     }
     text = settings_text(a_record(make_run, config))
-    assert text.startswith("# How run ")
+    assert text.startswith("# How the run ")
     assert "its reward is one's own: give --reward r.py:f" in text
     told = model_card(a_record(make_run, config), "m", step=10, policy_version=10, dtype=None)
     assert "`asyncrl eval m --data FILE --reward r.py:f` evaluates it as its run did" in told
