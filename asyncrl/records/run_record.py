@@ -206,6 +206,12 @@ def evaluations_of(events: Iterable[Event]) -> list[EvaluationEvent]:
     return [found[version] for version in sorted(found)]
 
 
+def changed_settings(events: Iterable[Event]) -> dict[str, Any]:
+    """Settings that were changed while the run went on, by full key, as they are by now."""
+    changed = [event for event in events if event.get("event") == "setting.changed"]
+    return {event["key"]: event["value"] for event in changed if "key" in event and "value" in event}
+
+
 def _end(events: Iterable[Event]) -> Event | None:
     """The ``run.finished`` event; None if the run was resumed after it."""
     last = _last(events, ENDS)
@@ -425,7 +431,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     @property
     def live_settings(self) -> dict[str, Any]:
         """Settings that were changed while the run went on, by full key, as they are by now."""
-        return {change.key: change.value for change in self.changes()}
+        return changed_settings(self.events)
 
     def changes(self) -> list[SettingChange]:
         """Settings that were changed while the run went on, in order."""

@@ -27,6 +27,7 @@ from asyncrl.records.evaluation_metrics import failed_note, graded_reward, multi
 from asyncrl.records.failure_sentences import sentences
 from asyncrl.records.formatting import share
 from asyncrl.records.run_directory import RunDirectory, RunSummary
+from asyncrl.records.run_record import changed_settings
 from asyncrl.records.samples import newest_file
 from asyncrl.runtime.origin import copy_sentence, original_of
 from asyncrl.terminal import command_line, say
@@ -348,8 +349,7 @@ def continuation_lines(directory: RunDirectory) -> Iterator[str]:
         steps, source = found[0], f"resuming from checkpoint {found[1]}, if it is intact"
     if done or found:
         yield f"{source}{_repeated(steps, done)}"
-    changed = {event["key"]: event["value"] for event in events if event.get("event") == "setting.changed"}
-    if changed:
+    if changed := changed_settings(events):
         yield f"changed by `asyncrl set`: {', '.join(f'{key} = {value}' for key, value in changed.items())}"
 
 

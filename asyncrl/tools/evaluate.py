@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from math import isnan
 from pathlib import Path
@@ -32,7 +32,7 @@ from asyncrl.data.prompts import held_out_stream
 from asyncrl.data.row import num_marks
 from asyncrl.data.table import guessed
 from asyncrl.episodes.record import SampledTrajectory
-from asyncrl.errors import ConfigError, DataError, RunFailed
+from asyncrl.errors import ConfigError, DataError, LedgerError, RunFailed
 from asyncrl.files.atomic import check_output
 from asyncrl.files.checkpoints import SETTINGS
 from asyncrl.foreign_text import escaped
@@ -42,7 +42,7 @@ from asyncrl.records.evaluation_files import CompletionRow, write_completions
 from asyncrl.records.evaluation_metrics import EvaluationMetrics
 from asyncrl.records.formatting import duration
 from asyncrl.records.run_directory import RunDirectory
-from asyncrl.records.run_record import is_run, read_run
+from asyncrl.records.run_record import changed_settings, is_run
 from asyncrl.records.samples import prompt_text
 from asyncrl.reward.routing import check_routes
 from asyncrl.runtime.offline import (
@@ -148,8 +148,9 @@ def eval_config(
     plain = {"reward": {"function": "auto"}, "evaluation": {}}
     raw: dict[str, Any] = read(path, "config file") if path else plain
     if path and path == of_run and is_run(path.parent):
-        for key, value in read_run(path.parent).live_settings.items():
-            put(raw, key, value, where=f"the run's {key}")
+        with suppress(LedgerError):  # The model can be evaluated all the same, as the run was started.
+            for key, value in changed_settings(RunDirectory(path.parent).read_events()).items():
+                put(raw, key, value, where=f"the run's {key}")
     options: dict[str, Any] = {
         "model.path": model,
         "evaluation.samples": samples,

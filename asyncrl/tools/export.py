@@ -330,9 +330,8 @@ def model_card(
     ]
     ask = "" if reads_pictures else _ask(record, policy_version, has_template=has_template)
     path = path or name
-    measured = f"; `asyncrl eval {path} --data FILE{_own_reward(record)}` evaluates it as its run did"
-    if not settings_text(record):
-        measured = ""
+    command = f"asyncrl eval {path} --data FILE{_own_reward(record)}"
+    measured = f"; `{command}` evaluates it as its run did" if settings_text(record) else ""
     return "\n".join([*parts, usage.format(base_path=adapter_of, path=path, ask=ask, measured=measured, **words)])
 
 
