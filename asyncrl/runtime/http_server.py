@@ -53,25 +53,50 @@ class RefusedPage(Exception):
 
 @asynccontextmanager
 async def serve(pages: Mapping[str, Page], host: str, port: int) -> AsyncIterator[int]:
+    """Serve ``pages``, by path, until the block ends; ports and errors are those of `accept`."""
+    num_connections = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        try:
+            await _answer(pages, reader, writer, is_crowded=num_connections > MAX_CONNECTIONS)
+        finally:
+            num_connections -= 1
+
+    async with accept(answer, host, port) as bound:
+        yield bound
+
+
+@asynccontextmanager
+async def accept(
+    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], host: str, port: int
+) -> AsyncIterator[int]:
     """
-    Serve ``pages``, by path, until the block ends. Yields the port, which is any free one if ``port`` is 0.
+    Call ``answer`` for each connection until the block ends. Yields the port, which is any free one if ``port`` is 0.
+
+    A connection is closed when its answer is given, or cut when the block ends: none outlives it. That the other side
+    is gone, or too slow (`OSError`, `TimeoutError`), ends an answer alone.
 
     Raises:
         LinkError: Another process has the port, which it may leave.
         ConfigError: The address cannot be bound.
     """
-    connections: set[asyncio.Task[None]] = set()
+    answers: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None, "asyncio calls this in a task"
-        connections.add(task)
+        answers.add(task)
         try:
             # Only the end of the server cancels; asyncio would report a cancelled connection as an error.
-            with suppress(asyncio.CancelledError):
-                await _answer(pages, reader, writer, is_crowded=len(connections) > MAX_CONNECTIONS)
+            with suppress(OSError, TimeoutError, asyncio.CancelledError):
+                await answer(reader, writer)
+                writer.close()
+                await writer.wait_closed()
         finally:
-            connections.discard(task)
+            writer.transport.abort()  # Without effect once it is closed.
+            answers.discard(task)
 
     try:
         server = await asyncio.start_server(connected, host, port, limit=MAX_HEAD_BYTES)
@@ -84,24 +109,22 @@ async def serve(pages: Mapping[str, Page], host: str, port: int) -> AsyncIterato
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        for task in list(connections):
+        await asyncio.sleep(0)  # An answer that is called for has begun, so that it is among those that end here.
+        for task in list(answers):
             task.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
+        await asyncio.gather(*answers, return_exceptions=True)
+        await asyncio.sleep(0)  # The loop closes what was cut.
 
 
 async def _answer(
     pages: Mapping[str, Page], reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_crowded: bool
 ) -> None:
-    with suppress(OSError, TimeoutError):  # The other side is gone, or too slow: there is nobody to tell.
-        try:
-            method, response = await _response(pages, reader, is_crowded=is_crowded)
-            async with asyncio.timeout(DEADLINE_S):
-                writer.write(_encoded(response, with_body=method != "HEAD"))
-                await writer.drain()
-                writer.close()
-                await writer.wait_closed()
-        finally:
-            writer.transport.abort()  # Without effect once it is closed.
+    method, response = await _response(pages, reader, is_crowded=is_crowded)
+    async with asyncio.timeout(DEADLINE_S):
+        writer.write(_encoded(response, with_body=method != "HEAD"))
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
 
 
 async def _response(

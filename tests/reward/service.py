@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from asyncrl.runtime.http_server import accept
+
 
 class Service:
     """Gives the answers in order, then repeats the last one."""
@@ -19,9 +21,8 @@ class Service:
     @asynccontextmanager
     async def running(self) -> "AsyncIterator[Service]":
         """Listen on a free port."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = "http://{}:{}/judge".format(*server.sockets[0].getsockname())
-        async with server:
+        async with accept(self._serve, "127.0.0.1", 0) as port:
+            self.url = f"http://127.0.0.1:{port}/judge"
             yield self
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -36,4 +37,3 @@ class Service:
             answer = f"HTTP/1.1 {status} X\r\ncontent-length: {len(body.encode())}\r\nconnection: close\r\n\r\n{body}"
             writer.write(answer.encode())
             await writer.drain()
-        writer.close()

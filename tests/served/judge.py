@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from asyncrl.runtime.http_server import accept
+
 KEY = "sk-of-the-judge"
 MODEL = "judge-7b"
 ROLES = ("system", "user", "assistant", "tool")
@@ -43,9 +45,8 @@ class Judge:
 
     @asynccontextmanager
     async def running(self, port: int = 0) -> "AsyncIterator[Judge]":
-        server = await asyncio.start_server(self._serve, "127.0.0.1", port)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        async with server:
+        async with accept(self._serve, "127.0.0.1", port) as bound:
+            self.url = f"http://127.0.0.1:{bound}/v1"
             yield self
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -66,7 +67,6 @@ class Judge:
             return  # the client went away
         finally:
             self._at_once -= 1
-            writer.close()
 
     def _answer(self, first: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes, dict[str, str]]:
         method, path, _ = first.split(" ")
