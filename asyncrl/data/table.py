@@ -243,9 +243,9 @@ def guess(rows: Rows, given: Mapping[str, str], option: str = SETTING) -> Column
     Raises:
         DataError: A column that was named does not exist, or none looks like one.
     """
-    for kind, name in given.items():
-        if name not in rows.columns:
-            raise DataError(_sentence(rows, f"has no column {name!r}", option.format(kind)))
+    if lacking := {kind: name for kind, name in given.items() if name not in rows.columns}:
+        what = f"has no column {' and none '.join(map(repr, lacking.values()))}"
+        raise DataError(_sentence(rows, what, " ".join(map(option.format, lacking))))
     first = _first_rows(rows)
     prompt = given.get("prompt") or _named(PROMPTS, first, rows.columns, _is_prompt) or _chats(first, rows.columns)
     has_verl = VERL in rows.columns and any(isinstance(row.get(VERL), dict) for row in first)

@@ -68,9 +68,16 @@ def is_run(path: Path) -> bool:
 def require_run(path: Path) -> RunDirectory:
     """A run directory; raises `ConfigError`, with the run that was probably meant, if ``path`` is none."""
     if not is_run(path):
-        meant = did_you_mean(path, is_run)
-        raise ConfigError(f"{path} is not a run directory: there is no config.toml in it{meant}")
+        raise ConfigError(f"{path} is not a run directory: there is no config.toml in it{meant_run(path)}")
     return RunDirectory(path)
+
+
+def meant_run(path: Path) -> str:
+    """End of a sentence with the run that was probably meant by ``path``, in it or beside it; empty without one."""
+    runs = find_runs(path)
+    if len(runs) > 1:
+        return f"; it is a folder of runs: give one, such as {runs[-1]}"
+    return f"; did you mean {runs[0]}?" if runs else did_you_mean(path, is_run)
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -520,9 +527,11 @@ class RunRecord(Struct, frozen=True, kw_only=True):
 
 
 def read_run(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunRecord:
-    """Read a run directory. Raises `ConfigError` if ``path`` is not a directory."""
+    """Read a run directory. Raises `ConfigError` if ``path`` is not a directory, or one of runs."""
     if not path.is_dir():
         raise ConfigError(f"no such run: {path} is not a directory{did_you_mean(path, is_run)}")
+    if find_runs(path):
+        require_run(path)
     directory, notes = RunDirectory(path), list[str]()
     return RunRecord(
         name=path.resolve().name,

@@ -34,6 +34,7 @@ from asyncrl.messages.supervisor import Evaluated, Progress
 from asyncrl.records.failure_sentences import by_site, sentences
 from asyncrl.records.formatting import counted
 from asyncrl.records.run_directory import LOCK_WAIT_S, RunDirectory, RunSummary
+from asyncrl.records.run_record import require_run
 from asyncrl.records.trackers import check_trackers
 from asyncrl.runtime.check_architecture import check_architecture, examine, refuse_certain
 from asyncrl.runtime.checks import CHECKS, devices_of, resolved, where
@@ -272,7 +273,7 @@ def resume(
     require_train()
     if is_shown:
         require_dashboard()
-    directory = RunDirectory(path)
+    directory = require_run(path)
     summary = directory.finished_summary()
     if summary and stop_when in (None, summary.goal) and (summary.goal or steps is None):
         options = ("--stop-when", "") if summary.goal else ("--steps", 2 * summary.steps)
@@ -287,8 +288,6 @@ def resume(
             f"longer: {longer}",
         )
         return
-    if not directory.config.is_file():
-        raise ConfigError(f"no run to resume: {directory.config} does not exist")
     if directory.local_key.exists():
         raise ConfigError(
             f"{path} was served with keys, which `asyncrl resume` has not: start its services again, or asyncrl-node "

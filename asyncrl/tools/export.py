@@ -100,11 +100,15 @@ def _lora(record: RunRecord, path: Path) -> Lora:
             f"{path} has no readable config.toml, which has the scale of the adapter and its base model; export on the "
             f"broker's machine, or copy the file from there"
         )
-    plain = Lora()
-    rank = config.get("trainer.lora.rank", plain.rank)
-    if not rank:
+    if not (lora := _lora_of(config)).rank:
         raise ConfigError(f"{path} trained the model itself (trainer.lora.rank = 0); export it without --adapter")
-    return Lora(rank=rank, alpha=config.get("trainer.lora.alpha", plain.alpha))
+    return lora
+
+
+def _lora_of(config: Mapping[str, Any]) -> Lora:
+    plain = Lora()
+    rank, alpha = (config.get(f"trainer.lora.{name}", getattr(plain, name)) for name in ("rank", "alpha"))
+    return Lora(rank=rank, alpha=alpha)
 
 
 def _base(record: RunRecord) -> tuple[str, str | None]:
@@ -252,6 +256,9 @@ from transformers import {model}, {reader}
 {reader_name} = {reader}.from_pretrained("{path}")
 model = PeftModel.from_pretrained({model}.from_pretrained("{base_path}"), "{path}")
 {ask}```
+
+`asyncrl export RUN -o DIR`, without `--adapter`, writes the merged model, which vLLM serves and `asyncrl eval`
+evaluates.
 """
 CHAT = """\
 chat = [{"role": "user", "content": "..."}]
@@ -363,6 +370,8 @@ def _settings(record: RunRecord, step: int, dtype: str | None) -> Iterator[list[
             yield [label, _base_model(config[key]) if is_base else history(key, config[key])]
     sections = {"algorithm": Algorithm(), "reward": Reward(), "trainer": {"lora": Lora()}}
     defaults = dict(leaves(msgspec.to_builtins(sections)))
+    if (lora := _lora_of(config)).rank:
+        config = config | {"trainer.lora.alpha": lora.effective_alpha}
     for key, default in defaults.items():
         told = history(key, config.get(key, default))
         if key not in SETTINGS.values() and told != _value(default):

@@ -217,7 +217,7 @@ def test_what_needs_torch_is_checked_before_a_run_only_if_loading_takes_longer(c
 def test_a_missing_run_cannot_be_extended(tmp_path):
     result = asyncrl("resume", tmp_path, "--steps", "9")
     assert result.exit_code == 78
-    assert "no run to resume" in result.stderr
+    assert "is not a run directory" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -73,7 +73,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("run toy.toml --device-memory 80GB", CONFIG, "--dry-run"),
     ("run toy.toml --metrics localhost:x", CONFIG, "localhost:x"),
     ("run toy.toml --dry-run --set run.steps=3 --traces=yes", USAGE, "--traces"),
-    ("resume nope", CONFIG, "no run to resume"),
+    ("resume nope", CONFIG, "is not a run directory"),
     ("resume over --steps 1", CONFIG, "--steps 1"),
     ("resume over --skip-step 99", CONFIG, "--skip-step 99"),
     ("resume over --stop-when accuracy", CONFIG, "such as 'accuracy >= .95'"),

@@ -71,6 +71,11 @@ def test_a_named_column_is_taken() -> None:
             {"answer": "y"},
             "train.jsonl has no column 'y': it has prompt; name it with --answer-column",
         ),
+        (
+            {"text": "q", "label": 1},
+            {"prompt": "x", "answer": "y"},
+            "no column 'x' and none 'y': it has text, label; name it with --prompt-column --answer-column",
+        ),
     ],
 )
 def test_what_cannot_be_guessed_is_asked_for(row: dict[str, Any], given: dict[str, str], said: str) -> None:

@@ -143,6 +143,17 @@ def test_a_mistyped_run_is_answered_with_the_one_beside_it(make_run: MakeRun) ->
         require_run(directory.path.with_name("tinny"))
 
 
+def test_a_folder_of_runs_is_no_run_and_names_one(make_run: MakeRun) -> None:
+    folder = make_run().path.parent
+    for read in (require_run, read_run):
+        with pytest.raises(ConfigError, match=rf"{folder} is not a run directory.*; did you mean {folder}/tiny\?$"):
+            read(folder)
+    (folder / "zoo").mkdir()
+    (folder / "zoo" / "config.toml").touch()
+    with pytest.raises(ConfigError, match=rf"it is a folder of runs: give one, such as {folder}/zoo$"):
+        require_run(folder)
+
+
 def test_a_finished_run_is_told_by_its_summary(make_run: MakeRun, summary: Callable[..., RunSummary]) -> None:
     directory = make_run()
     directory.write_summary(summary(held_out_failed=3, held_out_reward=0.5))

@@ -308,7 +308,7 @@ def test_an_adapter_is_used_with_its_base_model(make_run: MakeRun) -> None:
     text = model_card(record, "mine", step=10, policy_version=10, dtype=None, adapter_of="org/base")
     assert text.startswith('---\nlibrary_name: peft\nbase_model: "org/base"\n')
     assert "A LoRA adapter of `org/base` after 10 optimizer steps" in text
-    assert "| trainer.lora.rank | 4 |" in text
+    assert "| trainer.lora.rank | 4 |\n| trainer.lora.alpha | 8 |" in text
     assert 'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("org/base"), "mine")' in text
     assert "vllm serve" not in text
 
