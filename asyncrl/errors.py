@@ -5,6 +5,14 @@ A message says what is wrong, which value, what was expected and found, and what
 message (`messages.Failed`), never an exception.
 """
 
+from collections.abc import Iterable
+
+
+def mistakes(sentences: Iterable[str]) -> str:
+    """Message about all mistakes that were found at once: the sentence of a single one, or a list of several."""
+    found = list(dict.fromkeys(sentences))
+    return found[0] if len(found) == 1 else "\n  ".join([f"{len(found)} mistakes:", *found])
+
 
 class AsyncrlError(Exception):
     """Base class of all errors that asyncrl raises."""

@@ -40,7 +40,7 @@ def explanation(name: str) -> list[str]:
     inner = [section for section in sections if section.startswith(f"{name}.")]
     inner += [meaning.key for meaning in found if meaning.items and meaning.key != name]
     if not found and not inner:
-        raise unknown(name, Config)
+        raise unknown([name], Config)
     lines = [f"[{name}]", *_wrapped(sections[name], ""), ""] if name in sections else []
     for meaning in found:
         lines += [*_lines(meaning), ""]

@@ -9,11 +9,11 @@ Names of verl's are answered by `asyncrl.tools.verl.names`.
 """
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin, get_type_hints
 
 from asyncrl.config.sections.section import Section
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, mistakes
 
 # ── names in use elsewhere ────────────────────────────────────────────────────────────────────
 
@@ -76,18 +76,18 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
 """Last parts of the names that each setting has in other libraries, and in people's heads."""
 
 
-class UnknownSetting(ConfigError):
+class UnknownSettings(ConfigError):
     """
-    A full key that no setting has; the message names the setting that was probably meant.
+    Full keys that no setting has; the message names the settings that were probably meant.
 
     Attributes:
-        name: The key.
+        meant: What each of them may mean, in words.
         known: Full keys of all settings in the file that was read.
     """
 
-    def __init__(self, name: str, sentence: str, known: Sequence[str]) -> None:
-        super().__init__(f"unknown key {name!r}: {sentence}")
-        self.name = name
+    def __init__(self, meant: Mapping[str, str], known: Sequence[str]) -> None:
+        super().__init__(mistakes(f"unknown key {name!r}: {words}" for name, words in meant.items()))
+        self.meant = meant
         self.known = known
 
 
@@ -106,10 +106,10 @@ def elsewhere(name: str, known: Collection[str]) -> str | None:
 # ── suggestions ───────────────────────────────────────────────────────────────────────────────
 
 
-def unknown(name: str, root: type[Section]) -> UnknownSetting:
-    """Error for a full key that is none of ``root``, with the setting that was probably meant."""
-    names = [full for full, _ in fields(root)]
-    return UnknownSetting(name, elsewhere(name, names) or _nearest(name, names), names)
+def unknown(names: Iterable[str], root: type[Section]) -> UnknownSettings:
+    """Error for full keys that are none of ``root``, with the settings that were probably meant."""
+    known = [full for full, _ in fields(root)]
+    return UnknownSettings({name: elsewhere(name, known) or _nearest(name, known) for name in names}, known)
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:

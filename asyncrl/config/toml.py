@@ -6,7 +6,7 @@ Strict conversion of TOML to Structs: an unknown key is an error with a suggesti
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -15,7 +15,7 @@ import msgspec
 from asyncrl.config.config import leaves
 from asyncrl.config.sections.section import Section
 from asyncrl.config.suggestions import fields, section_in, unknown
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, mistakes
 from asyncrl.files.json_lines import toml_value
 from asyncrl.similar_path import did_you_mean
 
@@ -78,31 +78,44 @@ def convert(raw: Mapping[str, Any], kind: type[S], advice: str = "") -> S:
     Convert a nested dict; ``advice`` ends the sentence about a section that is missing.
 
     Raises:
-        ConfigError: A key is unknown or missing, or a value has a wrong type or range.
+        ConfigError: Keys are unknown or missing, or values have a wrong type or range; of each section one is named.
     """
     refuse_unknown(raw, kind)
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(_sentence(str(error), raw, kind, advice)) from error
+        found = list(_refusals(raw, kind)) or [str(error)]
+        raise ConfigError(mistakes(_sentence(each, raw, kind, advice) for each in found)) from error
 
 
-def refuse_unknown(
-    raw: Mapping[str, Any], kind: type[Section], where: tuple[str, ...] = (), root: type[Section] | None = None
-) -> None:
-    """
-    Raise `ConfigError` for a key that ``kind`` does not have, with the one that was probably meant.
+def _refusals(raw: Mapping[str, Any], kind: type[Section]) -> Iterator[str]:
+    """What msgspec says about each section, and each value beside them."""
+    for field in msgspec.structs.fields(kind):
+        if field.name not in raw:
+            if field.required:
+                yield f"missing required field `{field.name}`"
+            continue
+        try:
+            msgspec.convert(raw[field.name], field.type)
+        except msgspec.ValidationError as error:
+            what, _, where = str(error).partition(" - at `$")
+            yield f"{what} - at `$.{field.name}{where or '`'}"
 
-    ``raw`` is the part at ``where`` of a configuration of type ``root``; by default it is all of it.
-    """
-    root = root or kind
+
+def refuse_unknown(raw: Mapping[str, Any], kind: type[Section]) -> None:
+    """Raise `ConfigError` for keys that ``kind`` does not have, each with the one that was probably meant."""
+    if names := list(_unknown(raw, kind)):
+        raise unknown(names, kind)
+
+
+def _unknown(raw: Mapping[str, Any], kind: type[Section], where: tuple[str, ...] = ()) -> Iterator[str]:
+    """Full keys that ``kind`` does not have; ``raw`` is the part of a configuration at ``where``."""
     hints = get_type_hints(kind)
     for key, value in raw.items():
         name = ".".join((*where, key))
         if key not in hints:
-            full, _ = next(leaves({name: value}))
-            raise unknown(full, root)
-        if inner := section_in(hints[key]):
+            yield next(leaves({name: value}))[0]
+        elif inner := section_in(hints[key]):
             if get_origin(hints[key]) is dict and isinstance(value, Mapping):
                 parts = [((*where, key, each), part) for each, part in value.items()]
             else:
@@ -110,7 +123,7 @@ def refuse_unknown(
             for place, part in parts:
                 if not isinstance(part, Mapping):
                     raise ConfigError(f"{'.'.join(place)} is a section, got {part!r}")
-                refuse_unknown(part, inner, place, root)
+                yield from _unknown(part, inner, place)
 
 
 def _sentence(error: str, raw: Mapping[str, Any], root: type[Section], advice: str) -> str:

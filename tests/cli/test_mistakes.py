@@ -141,11 +141,28 @@ def folder(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 def test_a_mistake_is_one_sentence_with_its_culprit(folder: Path, command: str, code: int, culprit: str) -> None:
     result = asyncrl(*command.split())
     assert isinstance(result.exception, SystemExit), result.exception
-    *before, sentence = result.stderr.splitlines()
-    assert result.exit_code == code, sentence
-    assert culprit in sentence
-    assert sentence.startswith("Error: " if code == USAGE else "asyncrl: ")
-    assert code == USAGE or not before
+    first, *more = result.stderr.splitlines()[-1 if code == USAGE else 0 :]
+    assert result.exit_code == code, result.stderr
+    assert culprit in " ".join([first, *more])
+    assert first.startswith("Error: " if code == USAGE else "asyncrl: ")
+    assert not more or first == f"asyncrl: {len(more)} mistakes:"
+
+
+def test_several_mistakes_are_told_at_once(folder: Path) -> None:
+    def told(*settings: str) -> list[str]:
+        result = asyncrl("run", "toy.toml", "--dry-run", *(f"--set={setting}" for setting in settings))
+        assert result.exit_code == CONFIG
+        return result.stderr.splitlines()
+
+    first, *keys = told("run.directory=x", "trainer.learning_rate=1", "checkpoint.every=3")
+    assert first == "asyncrl: 3 mistakes:"
+    assert [line.partition("'")[2].partition("'")[0] for line in keys] == [
+        "run.directory", "trainer.learning_rate", "checkpoint.every"
+    ]  # fmt: skip
+    _, *values = told("run.steps=0", "trainer.lr=fast", "model.dtype=fp16")
+    assert [line.split()[0] for line in values] == ["run.steps:", "model.dtype:", "trainer.lr:"]
+    _, *contradictions = told("run.steps=1", "trainer.warmup_steps=9", "checkpoint.keep_best=true")
+    assert [line.split()[0] for line in contradictions] == ["trainer.warmup_steps", "checkpoint.keep_best"]
 
 
 def test_there_are_sixty_mistakes_and_no_two_alike() -> None:

@@ -134,8 +134,12 @@ def test_changes_are_the_settings_that_have_no_default_value() -> None:
 @pytest.mark.parametrize(
     ("raw", "sentence"),
     [
-        ({}, "missing section [model] with 'path'; `asyncrl init` writes a run file that has it"),
-        ({"model": {}}, "missing key 'model.path': it has no default"),
+        ({"data": {"train": "a"}}, "missing section [model] with 'path'; `asyncrl init` writes a run file that has it"),
+        ({"model": {}, "data": {"train": "a"}}, "missing key 'model.path': it has no default"),
+        (
+            {"model": {}},
+            "2 mistakes:\n  missing key 'model.path': it has no default\n  missing section [data] with 'train'",
+        ),
         ({"modle": {}}, "unknown key 'modle': did you mean 'model'?"),
         ({"run": {"stepz": 1}}, "unknown key 'run.stepz': did you mean 'run.steps'?"),
         ({"trainer": {"steps": 1}}, "unknown key 'trainer.steps': did you mean 'run.steps'?"),

@@ -164,12 +164,12 @@ def test_a_name_in_use_elsewhere_is_answered_in_any_section(override: str, setti
 )
 def test_the_setting_that_was_meant_is_named(name: str, answer: str) -> None:
     with pytest.raises(ConfigError) as raised, verl_names_answered():
-        raise unknown(name, Config)
+        raise unknown([name], Config)
     assert str(raised.value).startswith(f"unknown key {name!r}: {answer}")
 
 
 def test_a_plan_is_not_answered_with_settings_of_runs() -> None:
-    assert "trainer.lr'" not in str(unknown("trainer.learning_rate", Plan))
+    assert "trainer.lr'" not in str(unknown(["trainer.learning_rate"], Plan))
 
 
 def test_fields_are_all_settings_and_sections() -> None:

@@ -5,7 +5,8 @@ Contradictions within a section are found by its own methods, in asyncrl/config/
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -33,7 +34,7 @@ from asyncrl.config.sections.evaluation import Checkpoint
 from asyncrl.config.sections.sampling import LOW, greedy
 from asyncrl.config.sections.section import Section
 from asyncrl.config.sections.trainer import Critic
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, mistakes
 from asyncrl.plug_in import hint, is_path
 
 # ── check ─────────────────────────────────────────────────────────────────────────────────────
@@ -43,33 +44,28 @@ MAX_OPEN = 4_000_000
 
 
 def check(config: Config) -> None:
-    """Raise `ConfigError` for the first contradiction between values."""
+    """Raise `ConfigError` for values that contradict each other, with all contradictions that can be told at once."""
     refuse_infinite(config)
     check_overrides(config.model.overrides)
-    config.run.check()
-    config.data.check()
-    _check_schedule(config)
-    config.sampling.check()
-    config.evaluation.check_sampling()
-    _check_rollout(config)
-    check_environment(config)
-    check_replay(config)
-    config.reward.check()
-    check_algorithm(config)
-    _check_reward_names(config)
-    _length_penalties(config)
-    _check_trainer(config)
-    if config.evaluation.answers and not config.data.held_out_files:
-        raise ConfigError(
-            f"evaluation.answers is {config.evaluation.answers}, but data.held_out is empty, so there are no "
-            f"evaluations; name a file, or remove it"
-        )
-    _check_goal(config)
-    _check_best(config)
-    _check_weights(config)
-    config.broker.check_addresses()
-    check_gateway_address(config.environment.gateway)
-    config.broker.check_heartbeats()
+    refused = []
+    looks: list[Callable[[], object]] = [
+        config.run.check,
+        config.data.check,
+        config.sampling.check,
+        config.evaluation.check_sampling,
+        config.reward.check,
+        config.broker.check_addresses,
+        config.broker.check_heartbeats,
+        partial(check_gateway_address, config.environment.gateway),
+        *(partial(rule, config) for rule in RULES),
+    ]
+    for look in looks:
+        try:
+            look()
+        except ConfigError as error:
+            refused.append(str(error))
+    if refused:
+        raise ConfigError(mistakes(refused))
 
 
 def advice(config: Config) -> list[str]:
@@ -250,23 +246,36 @@ def _check_trainer(config: Config) -> None:
     trainer.check_machines()
     trainer.check_offload(has_reference=bool(config.algorithm.kl_coef))
     trainer.lora.check()
+
+
+def _check_critic(config: Config) -> None:
     advantage = config.algorithm.advantage
     # A custom estimator may need a critic: that is known when it is loaded.
     if config.critic != Critic() and not is_path(advantage) and "values" not in estimator_entry(advantage).needs:
         readers = " or ".join(repr(name) for name, entry in ADVANTAGES.items() if "values" in entry.needs)
         raise ConfigError(f"[critic] is only read with algorithm.advantage={readers}, not {advantage!r}; remove it")
-    if config.run.epochs is None and trainer.warmup_steps > config.run.steps:
+
+
+def _check_warmup(config: Config) -> None:
+    steps, warmup_steps = config.run.steps, config.trainer.warmup_steps
+    if config.run.epochs is None and warmup_steps > steps:
         raise ConfigError(
-            f"trainer.warmup_steps is {trainer.warmup_steps}, longer than the run ({config.run.steps} steps); lower "
-            f"it, to {config.run.steps // 4} for instance, or make the run longer"
+            f"trainer.warmup_steps is {warmup_steps}, longer than the run ({steps} steps); lower it, to {steps // 4} "
+            f"for instance, or make the run longer"
         )
+
+
+def _check_checkpoints(config: Config) -> None:
     every, publish = config.checkpoint.every_steps, config.schedule.steps_per_publish
     if every % publish:
         raise ConfigError(
             f"checkpoint.every_steps is {every}: a checkpoint holds the weights of one policy version, and a version "
             f"is published every {publish} steps (schedule.steps_per_publish); use a multiple of it"
         )
-    longest = config.data.max_prompt_tokens + config.longest_written("train")
+
+
+def _check_micro_batch(config: Config) -> None:
+    trainer, longest = config.trainer, config.data.max_prompt_tokens + config.longest_written("train")
     if trainer.max_tokens_per_micro_batch * trainer.sequence_parallel < longest:
         ranks = f" on each of trainer.sequence_parallel = {trainer.sequence_parallel} ranks"
         raise ConfigError(
@@ -281,6 +290,14 @@ def _written_limit(config: Config, *others: str) -> str:
     if config.environment.is_set:
         return "environment.max_tokens"
     return " or ".join(f"{section}.max_tokens" for section in ("sampling", *others))
+
+
+def _check_answers(config: Config) -> None:
+    if config.evaluation.answers and not config.data.held_out_files:
+        raise ConfigError(
+            f"evaluation.answers is {config.evaluation.answers}, but data.held_out is empty, so there are no "
+            f"evaluations; name a file, or remove it"
+        )
 
 
 def _check_goal(config: Config) -> None:
@@ -468,3 +485,26 @@ def _check_thresholds(correction: Correction) -> None:
             given, missing = missing, given
         raise ConfigError(f"algorithm.correction.{given} is only read with {missing}; set it, or remove both")
     thresholds(correction)
+
+
+# ── rules ─────────────────────────────────────────────────────────────────────────────────────
+
+RULES: tuple[Callable[[Config], object], ...] = (
+    _check_schedule,
+    _check_rollout,
+    check_environment,
+    check_replay,
+    check_algorithm,
+    _check_reward_names,
+    _length_penalties,
+    _check_trainer,
+    _check_critic,
+    _check_warmup,
+    _check_checkpoints,
+    _check_micro_batch,
+    _check_answers,
+    _check_goal,
+    _check_best,
+    _check_weights,
+)
+"""Rules about several sections; each raises `ConfigError` for the first contradiction that it finds."""

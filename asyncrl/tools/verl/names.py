@@ -13,8 +13,7 @@ from contextlib import contextmanager
 
 from asyncrl.config import run_file
 from asyncrl.config.config import Config
-from asyncrl.config.suggestions import UnknownSetting
-from asyncrl.errors import ConfigError
+from asyncrl.config.suggestions import UnknownSettings
 from asyncrl.tools.verl.lookup import like
 
 IN_EVERY_RUN_FILE = "algorithm.advantage"
@@ -32,10 +31,9 @@ def verl_names_answered() -> Iterator[None]:
     """Raise the errors about unknown settings that have a name of verl with a sentence about that name."""
     try:
         yield
-    except UnknownSetting as error:
-        if sentence := answer(error.name, error.known):
-            raise ConfigError(f"unknown key {error.name!r}: {sentence}") from None
-        raise
+    except UnknownSettings as error:
+        meant = {name: answer(name, error.known) or words for name, words in error.meant.items()}
+        raise UnknownSettings(meant, error.known) from None
 
 
 def answer(name: str, known: Collection[str]) -> str | None:

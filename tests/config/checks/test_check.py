@@ -130,7 +130,10 @@ from tests.config.configs import made, refused
             "schedule.filter_metric is only read with filter='zero_variance'; remove it",
         ),
         (
-            {"schedule": {"filter": "zero_variance", "group_size": 1}},
+            {
+                "schedule": {"filter": "zero_variance", "group_size": 1},
+                "algorithm": {"advantage": "reinforce_plus_plus"},
+            },
             "schedule.filter='zero_variance' compares the trajectories of a group, but schedule.group_size is 1; use "
             "at least 2",
         ),
