@@ -27,7 +27,7 @@ from asyncrl.config.config import Config, leaves
 from asyncrl.config.meanings import value_in_words
 from asyncrl.config.run_file import changes, load_config, to_toml, with_absolute_paths
 from asyncrl.data.prompts import resolve_steps
-from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed, RunInterrupted
+from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed, RunInterrupted, mistakes
 from asyncrl.files.access import restrict_umask
 from asyncrl.files.lock import locked
 from asyncrl.messages.supervisor import Evaluated, Progress
@@ -339,8 +339,14 @@ def _check(config: Config, console: Console) -> tuple[Devices | None, list[Devic
         choose(wanted, "weights.interface", interface_addresses())
     for sentence in advice(config):
         say(console, f"note: {sentence}")
+    refused = []
     for look in CHECKS.values():
-        look(config, partial(say, console))
+        try:
+            look(config, partial(say, console))
+        except ConfigError as error:
+            refused.append(str(error))
+    if refused:
+        raise ConfigError(mistakes(refused))
     return found
 
 

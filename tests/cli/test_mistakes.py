@@ -163,6 +163,8 @@ def test_several_mistakes_are_told_at_once(folder: Path) -> None:
     assert [line.split()[0] for line in values] == ["run.steps:", "model.dtype:", "trainer.lr:"]
     _, *contradictions = told("run.steps=1", "trainer.warmup_steps=9", "checkpoint.keep_best=true")
     assert [line.split()[0] for line in contradictions] == ["trainer.warmup_steps", "checkpoint.keep_best"]
+    _, *found = told("model.path=nope", "data.train=trian.parquet", "reward.function=gsm")
+    assert [line.split()[0] for line in found] == ["reward.function:", "model.path", "no"]
 
 
 def test_there_are_sixty_mistakes_and_no_two_alike() -> None:
