@@ -16,6 +16,7 @@ CGROUP and FOLDER may be empty. FOLDER is removed at the end; FOLDER_FD holds it
 """
 
 import os
+import re
 import resource
 import select
 import shutil
@@ -99,6 +100,9 @@ class OutputAllowance:
 
 MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 OWN = Path("/proc/self/cgroup")
+NAME = re.compile(r"asyncrl-[a-z]+-[0-9a-f]{16}")
+LEFT_S = 60.0
+"""Age of a cgroup that no worker is about to join."""
 
 
 def make(name: str, mounts: tuple[Path, ...] = MOUNTS, own: Path = OWN) -> Path | None:
@@ -130,8 +134,18 @@ def remove(cgroup: Path) -> bool:
     return not cgroup.exists()
 
 
+def remove_left(parent: Path, now_s: float) -> None:
+    """Remove the cgroups that killed keepers have left, and that no process is in."""
+    for cgroup in parent.glob("asyncrl-*"):
+        with suppress(OSError):  # another user's, or removed by another start
+            is_old = NAME.fullmatch(cgroup.name) and now_s - cgroup.stat().st_mtime > LEFT_S
+            if is_old and "populated 0" in (cgroup / "cgroup.events").read_text():
+                remove(cgroup)
+
+
 def _made(cgroup: Path) -> Path | None:
     cgroup.mkdir()
+    remove_left(cgroup.parent, time.time())
     if os.access(cgroup / "cgroup.kill", os.W_OK):
         return cgroup
     cgroup.rmdir()

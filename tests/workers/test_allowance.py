@@ -1,7 +1,9 @@
 """Allowance of output: what is printed, what is cut, and the line that tells it; and the cgroup of a worker."""
 
 import subprocess
+import time
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -89,7 +91,7 @@ def test_processes_that_detach_themselves_are_killed_with_their_cgroup() -> None
     if (group := keeper.make("asyncrl-test-cgroup")) is None:
         pytest.skip("this process may make no cgroup")
     script = f"echo 0 > {group}/cgroup.procs; setsid sh -c 'echo begun; exec sleep 424242' & wait"
-    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(["sh", "-c", script], stdout=PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         assert not keeper.remove(group)
@@ -98,4 +100,24 @@ def test_processes_that_detach_themselves_are_killed_with_their_cgroup() -> None
 
         assert process.stdout.read() == b""  # both have closed it
     while not keeper.remove(group):
+        pass
+
+
+def test_a_start_removes_the_old_cgroups_that_no_process_is_in() -> None:
+    if (parent := keeper.make("asyncrl-test-parent")) is None:
+        pytest.skip("this process may make no cgroup")
+    left, used = (parent / f"asyncrl-test-{number:016x}" for number in range(2))
+    left.mkdir()
+    used.mkdir()
+    script = f"echo 0 > {used}/cgroup.procs; echo begun; read _"
+    with subprocess.Popen(["sh", "-c", script], stdin=PIPE, stdout=PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+
+        keeper.remove_left(parent, time.time())
+        assert left.exists()  # its worker is about to join
+
+        keeper.remove_left(parent, time.time() + 61.0)
+        assert (left.exists(), used.exists()) == (False, True)
+    while not keeper.remove(parent):
         pass
