@@ -279,7 +279,7 @@ def resume(
         longer = command_line("asyncrl", "resume", path, *options)
         if directory.local_key.exists():
             longer = (
-                f"change {'run.stop_when' if summary.goal else 'run.steps'} in its run file, and start its services"
+                f"change {'run.stop_when' if summary.goal else 'run.steps'} in its run file, and restart its services"
             )
         say(
             RunConsole(),
@@ -291,7 +291,7 @@ def resume(
         raise ConfigError(f"no run to resume: {directory.config} does not exist")
     if directory.local_key.exists():
         raise ConfigError(
-            f"{path} was served with keys, which `asyncrl resume` has not: start its services again, or asyncrl-node "
+            f"{path} was served with keys, which `asyncrl resume` has not: restart its services, or start asyncrl-node "
             f"--role broker --keys DIR; remove {directory.local_key} to go on without other machines"
         )
     share = load_config(directory.config).run.share_with_group

@@ -304,8 +304,8 @@ class RunSupervisor:
         settings = self._config.supervisor
 
         async def after_exit(code: int) -> AfterExit:
-            if role == "broker" and code == 0 and self._directory.finished_summary():
-                self._end("")
+            if role == "broker" and code == 0 and (summary := self._directory.read_summary()):
+                self._end(summary.cause)
             if code == 0:  # It left on purpose, most often because the run is over; `Finished` then arrives soon.
                 await self._sleep(FINISHED_S)
             if self._is_over():

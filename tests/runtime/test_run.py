@@ -311,9 +311,7 @@ def test_a_run_that_was_served_with_keys_is_left_to_its_services(config: Config,
     directory = RunDirectory.create(tmp_path, "old")
     directory.write_config(to_toml(config))
     directory.local_key.touch()
-    with pytest.raises(
-        ConfigError, match=r"old was served with keys, .* start its services again, .* remove .*old/key"
-    ):
+    with pytest.raises(ConfigError, match=r"old was served with keys, .* restart its services, .* remove .*old/key"):
         resume(directory.path)
     assert directory.local_key.exists()
 
