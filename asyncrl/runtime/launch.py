@@ -50,20 +50,17 @@ from asyncrl.runtime.metrics_server import TARGETS_VARIABLE, MetricsOptions
 from asyncrl.runtime.model_files import with_local_copies
 from asyncrl.runtime.process import handle
 from asyncrl.runtime.screen import RunConsole, Screen, continuation_lines, outcome_lines, time_so_far
-from asyncrl.runtime.supervisor import RunSupervisor
+from asyncrl.runtime.supervisor import RunSupervisor, write_report
 from asyncrl.terminal import command_line, say, told_if_slow
 from asyncrl.weights.groups.network_interface import interface_addresses
 from asyncrl.workers.child import dies_with, why
 
 # ── beside ────────────────────────────────────────────────────────────────────────────────────
-# Tools of a run that is being run, its dashboard and its report: processes of their own, so that nobody's look costs
-# the run anything.
+# The dashboard of a run that is being run: a process of its own, so that nobody's look costs the run anything.
 
 START_S = 20.0
 """Seconds for it to print its address."""
 STOP_S = 5.0
-REPORT_S = 120.0
-"""Most seconds that the report may take."""
 NICENESS = 10
 """The run goes first."""
 
@@ -103,18 +100,6 @@ def dashboard_beside(directory: RunDirectory, say: Callable[[str], None]) -> Ite
         _end(process)
         if process.stdout is not None:
             process.stdout.close()
-
-
-def _write_report(directory: RunDirectory) -> str:
-    """Write the report, in a process of its own too; returns why there is none, or an empty text."""
-    command = [sys.executable, "-m", "asyncrl", "report", str(directory.path)]
-    try:
-        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=REPORT_S, check=True)
-    except subprocess.CalledProcessError as failed:
-        return why(failed.stderr) or f"exit code {failed.returncode}"
-    except (OSError, subprocess.TimeoutExpired) as failed:
-        return str(failed)
-    return ""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -419,7 +404,7 @@ def _execute(  # noqa: PLR0917  private, and all of different types
         failure = RunInterrupted("the run was interrupted before its processes started")
     finally:
         summary = _summary(config, directory, failure, console)
-    if no_report := _write_report(directory):  # The outcome matters more; `asyncrl report` can write it later.
+    if no_report := write_report(directory):  # The outcome matters more; `asyncrl report` can write it later.
         say(console, f"no report was written: {no_report}")
     for line in outcome_lines(directory, summary, before_s, can_resume=not isinstance(failure, ConfigError)):
         say(console, line)
