@@ -28,7 +28,7 @@ from asyncrl.config.meanings import value_in_words
 from asyncrl.config.run_file import changes, load_config, to_toml, with_absolute_paths
 from asyncrl.data.prompts import resolve_steps
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed, RunInterrupted
-from asyncrl.files.access import restrict_umask
+from asyncrl.files.access import appending, restrict_umask
 from asyncrl.files.lock import locked
 from asyncrl.messages.supervisor import Evaluated, Progress
 from asyncrl.records.failure_sentences import by_site, sentences
@@ -78,7 +78,7 @@ def dashboard_beside(directory: RunDirectory, say: Callable[[str], None]) -> Ite
     """
     command = [sys.executable, "-m", "asyncrl", "dashboard", str(directory.path)]
     log = directory.logs / "dashboard.log"
-    with log.open("ab") as output:
+    with appending(log) as output:
         process = subprocess.Popen(
             ["nice", "-n", str(NICENESS), *command],
             stdin=subprocess.DEVNULL,

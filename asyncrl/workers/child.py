@@ -22,6 +22,7 @@ from typing import BinaryIO, Literal
 from msgspec import Struct
 
 from asyncrl.errors import BrokenInvariant, ConfigError, LedgerError, RunFailed, ToldToLeave
+from asyncrl.files.access import appending
 from asyncrl.files.atomic import needed
 from asyncrl.foreign_text import shown
 from asyncrl.workers.folders import has_ended
@@ -208,7 +209,7 @@ class Child:
     def _log_problem(self) -> str:
         if self.log is not None:
             try:
-                with needed(self.log), self.log.open("ab") as log:
+                with needed(self.log), appending(self.log) as log:
                     size = log.tell()
                     log.write(b"\n")
                     log.flush()
@@ -233,7 +234,7 @@ class Child:
             with self._relay.end() as output:
                 yield output
         else:
-            with needed(self.log), self.log.open("ab") as log:
+            with needed(self.log), appending(self.log) as log:
                 self._log_began = log.tell()
                 yield log
 
