@@ -141,7 +141,7 @@ COMMANDS = {
 }
 """
 Files of the services of a broker, where `asyncrl services install` puts them, and what starts these services again. A
-mere start passes over a service that is still ending, or waits for a broker that has ended: it would stay away.
+mere start would pass over one that is still ending, which then stays away.
 """
 AGAIN = "restart its services on every machine"
 SERVICES = f"{AGAIN}: {', or '.join(COMMANDS.values())}"
