@@ -160,8 +160,9 @@ def main(
     variables say where it is, such as OTEL_EXPORTER_OTLP_ENDPOINT=http://10.0.0.9:4318.
 
     SIGTERM, SIGINT and SIGHUP drain the node, which then exits with 143: restart it, as its run goes on. A second one
-    exits at once. Exit codes 0 (the run is complete, or `asyncrl drain` took the node away), 78 (mistake in the
-    configuration) and 74 (damaged files): do not restart. Exit code 69 (broker not reachable): restart later.
+    exits at once. Exit codes 0 (the run is over, or `asyncrl drain` took the node away), 1 (broker: the run failed), 78
+    (mistake in the configuration) and 74 (damaged files): do not restart. Exit code 69 (broker not reachable): restart
+    later.
     """
     with errors_reported():
         require_node()

@@ -208,7 +208,7 @@ def uninstall(*, is_systemd: bool, is_supervisord: bool, folder: Path | None, fo
     Remove the files that install wrote.
 
     And those that its supervisord wrote. Refuses while the services run. Files of your own beside them stay, and so do
-    the run, its secret, its logs and keys: each is named.
+    the run, its secret, logs and keys: what there is of them is named.
 
     \b
     Example:

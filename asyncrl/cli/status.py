@@ -136,11 +136,14 @@ def _no_broker(files: RunOverview, directory: RunDirectory, *, is_expected: bool
 # The command that continues a run that is not complete, or its services.
 
 COMMANDS = {
-    Path("/etc/systemd/system/asyncrl-broker.service"): "systemctl start asyncrl.target",
-    Path("asyncrl.conf"): "supervisorctl -c asyncrl.conf start all",
+    Path("/etc/systemd/system/asyncrl-broker.service"): "systemctl restart asyncrl.target",
+    Path("asyncrl.conf"): "supervisorctl -c asyncrl.conf restart all",
 }
-"""Files of the services of a broker, where `asyncrl services install` puts them, and what starts these services."""
-AGAIN = "once its services have ended, start them again on every machine"
+"""
+Files of the services of a broker, where `asyncrl services install` puts them, and what starts these services again. A
+mere start would pass over one that is still ending, which then stays away.
+"""
+AGAIN = "restart its services on every machine"
 SERVICES = f"{AGAIN}: {', or '.join(COMMANDS.values())}"
 
 

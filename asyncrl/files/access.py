@@ -6,7 +6,8 @@ Access to what a run writes: its owner's alone, or its owner's and a group's, wh
     shared with a group   0750     0640     027
 
 The umask of a process decides for all that it and its children write, so no writer sets a mode of its own. A run
-directory has its mode whatever the umask: in a host's process, whose umask stays as it is, it alone keeps others out.
+directory has its mode whatever the umask. In a process whose umask stays as it is, such as a host's, what is written
+there withholds what its folder does.
 """
 
 import os
@@ -14,7 +15,7 @@ import secrets
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from asyncrl.errors import ConfigError
 from asyncrl.files.atomic import replacing
@@ -49,6 +50,19 @@ def make_folder(path: Path, *, group_reads: bool = False) -> None:
         path.chmod(
             stat.S_IMODE(path.stat().st_mode) & ~0o777 | GROUP
         )  # The bit by which its files have its group stays.
+
+
+def as_folder(path: Path) -> None:
+    """Withhold from others what the folder of a new file or folder withholds from them, whatever the umask."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if withheld := mode & 0o077 & ~path.parent.stat().st_mode:
+        path.chmod(mode & ~withheld)
+
+
+def appending(path: Path) -> BinaryIO:
+    """Open a file to append to; a new one is `as_folder`. Raises OSError."""
+    mode = 0o666 & (OWNER | path.parent.stat().st_mode)
+    return open(path, "ab", opener=lambda name, flags: os.open(name, flags, mode))
 
 
 def close_folder(path: Path, *, group_reads: bool = False) -> str:

@@ -37,7 +37,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncrl.errors import ConfigError, LedgerError
-from asyncrl.files.access import close_folder, make_folder, require_unaltered
+from asyncrl.files.access import as_folder, close_folder, make_folder, require_unaltered
 from asyncrl.files.atomic import needed, replacing
 from asyncrl.files.checkpoints import newest_complete
 from asyncrl.files.json_lines import JsonLines
@@ -222,6 +222,7 @@ class RunDirectory:
         """Replace config.toml atomically. Raises `RunFailed` if the disk refuses the write."""
         with needed(self.config), replacing(self.config) as unfinished:
             unfinished.write_text(text)
+            as_folder(unfinished)
 
     def append_event(self, kind: EventKind, /, **fields: Any) -> None:
         """Append ``{"event": kind, "at": "2026-01-31T12:00:00.123Z", ...fields}`` to events.jsonl."""
@@ -257,6 +258,7 @@ class RunDirectory:
         """Write summary.json atomically. Raises `RunFailed` if the disk refuses the write."""
         with needed(self.summary), replacing(self.summary) as unfinished:
             unfinished.write_bytes(content_of(summary))
+            as_folder(unfinished)
 
     def located(self, summary: RunSummary) -> RunSummary:
         """The summary with the places of the run directory and of its newest checkpoint."""
@@ -280,7 +282,9 @@ class RunDirectory:
 
     def _with_folders(self) -> "RunDirectory":
         for folder in (self.samples, self.checkpoints, self.spool, self.logs):
-            folder.mkdir(exist_ok=True)
+            if not folder.exists():
+                folder.mkdir()
+                as_folder(folder)
         return self
 
     def __repr__(self) -> str:

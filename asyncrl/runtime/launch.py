@@ -28,7 +28,7 @@ from asyncrl.config.meanings import value_in_words
 from asyncrl.config.run_file import changes, load_config, to_toml, with_absolute_paths
 from asyncrl.data.prompts import resolve_steps
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed, RunInterrupted, mistakes
-from asyncrl.files.access import restrict_umask
+from asyncrl.files.access import appending, restrict_umask
 from asyncrl.files.lock import locked
 from asyncrl.messages.supervisor import Evaluated, Progress
 from asyncrl.records.failure_sentences import by_site, sentences
@@ -51,20 +51,17 @@ from asyncrl.runtime.metrics_server import TARGETS_VARIABLE, MetricsOptions
 from asyncrl.runtime.model_files import with_local_copies
 from asyncrl.runtime.process import handle
 from asyncrl.runtime.screen import RunConsole, Screen, continuation_lines, outcome_lines, time_so_far
-from asyncrl.runtime.supervisor import RunSupervisor
+from asyncrl.runtime.supervisor import RunSupervisor, write_report
 from asyncrl.terminal import command_line, say, told_if_slow
 from asyncrl.weights.groups.network_interface import interface_addresses
 from asyncrl.workers.child import dies_with, why
 
 # ── beside ────────────────────────────────────────────────────────────────────────────────────
-# Tools of a run that is being run, its dashboard and its report: processes of their own, so that nobody's look costs
-# the run anything.
+# The dashboard of a run that is being run: a process of its own, so that nobody's look costs the run anything.
 
 START_S = 20.0
 """Seconds for it to print its address."""
 STOP_S = 5.0
-REPORT_S = 120.0
-"""Most seconds that the report may take."""
 NICENESS = 10
 """The run goes first."""
 
@@ -82,7 +79,7 @@ def dashboard_beside(directory: RunDirectory, say: Callable[[str], None]) -> Ite
     """
     command = [sys.executable, "-m", "asyncrl", "dashboard", str(directory.path)]
     log = directory.logs / "dashboard.log"
-    with log.open("ab") as output:
+    with appending(log) as output:
         process = subprocess.Popen(
             ["nice", "-n", str(NICENESS), *command],
             stdin=subprocess.DEVNULL,
@@ -104,18 +101,6 @@ def dashboard_beside(directory: RunDirectory, say: Callable[[str], None]) -> Ite
         _end(process)
         if process.stdout is not None:
             process.stdout.close()
-
-
-def _write_report(directory: RunDirectory) -> str:
-    """Write the report, in a process of its own too; returns why there is none, or an empty text."""
-    command = [sys.executable, "-m", "asyncrl", "report", str(directory.path)]
-    try:
-        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=REPORT_S, check=True)
-    except subprocess.CalledProcessError as failed:
-        return why(failed.stderr) or f"exit code {failed.returncode}"
-    except (OSError, subprocess.TimeoutExpired) as failed:
-        return str(failed)
-    return ""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -280,7 +265,7 @@ def resume(
         longer = command_line("asyncrl", "resume", path, *options)
         if directory.local_key.exists():
             longer = (
-                f"change {'run.stop_when' if summary.goal else 'run.steps'} in its run file, and start its services"
+                f"change {'run.stop_when' if summary.goal else 'run.steps'} in its run file, and restart its services"
             )
         say(
             RunConsole(),
@@ -290,7 +275,7 @@ def resume(
         return
     if directory.local_key.exists():
         raise ConfigError(
-            f"{path} was served with keys, which `asyncrl resume` has not: start its services again, or asyncrl-node "
+            f"{path} was served with keys, which `asyncrl resume` has not: restart its services, or start asyncrl-node "
             f"--role broker --keys DIR; remove {directory.local_key} to go on without other machines"
         )
     share = load_config(directory.config).run.share_with_group
@@ -424,7 +409,7 @@ def _execute(  # noqa: PLR0917  private, and all of different types
         failure = RunInterrupted("the run was interrupted before its processes started")
     finally:
         summary = _summary(config, directory, failure, console)
-    if no_report := _write_report(directory):  # The outcome matters more; `asyncrl report` can write it later.
+    if no_report := write_report(directory):  # The outcome matters more; `asyncrl report` can write it later.
         say(console, f"no report was written: {no_report}")
     for line in outcome_lines(directory, summary, before_s, can_resume=not isinstance(failure, ConfigError)):
         say(console, line)

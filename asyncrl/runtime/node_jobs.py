@@ -35,7 +35,7 @@ from asyncrl.runtime.metrics_server import MetricsOptions
 from asyncrl.runtime.process import Job, StopEvent
 from asyncrl.runtime.service_manager import ADDRESS_VARIABLE, STATE, service_manager
 from asyncrl.runtime.sessions import Find, RunNode, join_steadily, unless_told
-from asyncrl.runtime.supervisor import role_process
+from asyncrl.runtime.supervisor import role_process, write_report
 from asyncrl.served.app import open_models
 from asyncrl.terminal import echo
 from asyncrl.wire.addresses import announced, bound_again, check_address, reached, tcp
@@ -250,12 +250,22 @@ def broker_job(
                         send_spans=send_spans,
                     )
             finally:
-                for at in recorded.read_text().split() if recorded.exists() else []:
-                    remove_credentials(at)
+                await _end(run.directory)
         if stopping.by_signal and not why_complete(path, config):
             raise ToldToLeave("a signal told the broker to stop; started again, it continues the run")
 
     return job
+
+
+async def _end(directory: RunDirectory) -> None:
+    """Remove the credentials of local nodes; write the report if the run is over, unless `asyncrl run` does that."""
+    from asyncrl.records.run_record import is_supervised
+
+    for at in directory.address.read_text().split() if directory.address.exists() else []:
+        remove_credentials(at)
+    is_due = directory.summary.exists() and not is_supervised(directory)
+    if is_due and (cause := await asyncio.to_thread(write_report, directory)):
+        log.warning("report.not_written", cause=f"{cause}; `asyncrl report {directory.path}` tries again")
 
 
 # ── several rollouts on one machine ────────────────────────────────────────────────────────────

@@ -2,9 +2,10 @@
 One role as an operating-system process: event loop, signals, logging, umask, exit code. No other module changes these.
 
 SIGTERM, SIGINT or SIGHUP: the role leaves the run, a rollout after it has stored its unfinished trajectories, and the
-process exits with the code of `ToldToLeave` if the run goes on. A second signal: exit at once, with the same code. Who
-started the process does not start it again after it has stopped it itself, and does whoever else sent the signal. The
-service manager that started it, if any, is kept informed.
+process exits with the code of `ToldToLeave` if the run goes on. A second signal: exit at once, with the same code,
+unless the parent has died, of which the kernel tells by any number of signals. Who started the process does not start
+it again after it has stopped it itself, and does whoever else sent the signal. The service manager that started it, if
+any, is kept informed.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ import structlog
 import uvloop
 
 from asyncrl import failpoints
-from asyncrl.errors import AsyncrlError, RunFailed, RunInterrupted, ToldToLeave
+from asyncrl.errors import AsyncrlError, RunInterrupted, ToldToLeave
 from asyncrl.files.access import group_reads, restrict_umask
 from asyncrl.foreign_text import shown_lines, shown_values
 from asyncrl.log import about
@@ -140,8 +141,9 @@ def run_process(
             one, what it writes is its user's alone.
 
     Returns:
-        The exit code: 0, or that of the `AsyncrlError`, whose message is printed to standard error. Any other exception
-        is a bug: its traceback is printed, and the exit code is that of `AsyncrlError`.
+        The exit code: 0, also if somebody has ended the run, or that of the `AsyncrlError`, whose message is printed to
+        standard error. Any other exception is a bug: its traceback is printed, and the exit code is that of
+        `AsyncrlError`.
     """
     os.environ[FORMAT_VARIABLE] = log_format = _resolved(log_format)  # for workers, which print in the same form
     restrict_umask(group_reads=run_dir is not None and group_reads(run_dir))
@@ -161,7 +163,7 @@ def run_process(
     except RunInterrupted as end:
         structlog.get_logger().info("run.interrupted", cause=str(end))
         _say(end)
-        return RunFailed.exit_code  # No signal ended this process; service managers do not start it again.
+        return 0  # Somebody asked for it: the run is over at every role, and no service manager starts it again.
     except AsyncrlError as error:
         structlog.get_logger().error("node.failed", cause=str(error))
         _say(error)
@@ -213,17 +215,20 @@ async def _as_service(
 
 
 def _told_by_signals(manager: ServiceManager) -> StopEvent:
-    """An event that the first signal sets; the second one ends this process."""
+    """An event that the first signal sets; the second one ends this process, unless its parent has died."""
     stopping, parent = StopEvent(), os.getppid()
     signals = 0
 
     def on_signal() -> None:
         nonlocal signals
         signals += 1
+        has_no_parent = is_orphaned(parent)
         if signals > 1:
+            if has_no_parent:  # The kernel's, which hurries nobody.
+                return
             os._exit(ToldToLeave.exit_code)
         stopping.by_signal = not stopping.is_set()
-        stopping.is_orphaned = is_orphaned(parent) or has_lost_supervisord()
+        stopping.is_orphaned = has_no_parent or has_lost_supervisord()
         stopping.set()
         manager.stopping(f"{why_told(stopping)}: leaving the run")
 

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from asyncrl.errors import LedgerError, RunFailed
+from asyncrl.files.access import appending
 from asyncrl.files.checkpoints import newest_complete
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.foreign_text import shown
@@ -118,8 +119,8 @@ class RunConsole(Console):
 
     def _append(self, lines: list[str]) -> None:
         if lines and self._directory:
-            with contextlib.suppress(OSError), self._directory.screen.open("a", encoding="utf-8") as file:
-                file.writelines(f"{line}\n" for line in lines)
+            with contextlib.suppress(OSError), appending(self._directory.screen) as file:
+                file.writelines(f"{line}\n".encode() for line in lines)
 
     def _gone(self) -> None:
         shows = f": {command_line('asyncrl', 'attach', self._directory.path)} shows the run" if self._directory else ""

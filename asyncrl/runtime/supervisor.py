@@ -12,6 +12,7 @@ ends, and the run continues.
 
 import asyncio
 import contextlib
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -46,10 +47,13 @@ from asyncrl.runtime.sessions import join_steadily
 from asyncrl.wire.handshake import identity, leave, send_beats
 from asyncrl.wire.link import Link
 from asyncrl.wire.run_address import KEY_VARIABLE, SECRET_VARIABLE, locate
-from asyncrl.workers.child import FINAL_CODES, AfterExit, Child, Exit, RestartBudget, keep_alive
+from asyncrl.workers.child import FINAL_CODES, AfterExit, Child, Exit, RestartBudget, keep_alive, why
 
 # ── children ──────────────────────────────────────────────────────────────────────────────────
-# The child processes of a run: one per role, and one per tracker.
+# The child processes of a run: one per role, one per tracker, and at the end one that writes the report.
+
+REPORT_S = 120.0
+"""Most seconds that the report may take."""
 
 
 def role_process(
@@ -73,6 +77,18 @@ def tracker_process(name: str, directory: RunDirectory) -> Child:
     command = [sys.executable, "-m", "asyncrl", "track", str(directory.path), name]
     child = f"tracker-{label(name)}"
     return Child(child, command, directory.logs / f"{child}.log", {"OMP_NUM_THREADS": "1"})
+
+
+def write_report(directory: RunDirectory) -> str:
+    """Write the report of a run that is over, in a process of its own; returns why there is none, or an empty text."""
+    command = [sys.executable, "-m", "asyncrl", "report", str(directory.path)]
+    try:
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=REPORT_S, check=True)
+    except subprocess.CalledProcessError as failed:
+        return why(failed.stderr) or f"exit code {failed.returncode}"
+    except (OSError, subprocess.TimeoutExpired) as failed:
+        return str(failed)
+    return ""
 
 
 async def keep_tracking(
@@ -304,8 +320,8 @@ class RunSupervisor:
         settings = self._config.supervisor
 
         async def after_exit(code: int) -> AfterExit:
-            if role == "broker" and code == 0 and self._directory.finished_summary():
-                self._end("")
+            if role == "broker" and code == 0 and (summary := self._directory.read_summary()):
+                self._end(summary.cause)
             if code == 0:  # It left on purpose, most often because the run is over; `Finished` then arrives soon.
                 await self._sleep(FINISHED_S)
             if self._is_over():

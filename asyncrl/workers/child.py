@@ -22,8 +22,10 @@ from typing import BinaryIO, Literal
 from msgspec import Struct
 
 from asyncrl.errors import BrokenInvariant, ConfigError, LedgerError, RunFailed, ToldToLeave
+from asyncrl.files.access import appending
 from asyncrl.files.atomic import needed
 from asyncrl.foreign_text import shown
+from asyncrl.workers.folders import has_ended
 
 # ── relay ─────────────────────────────────────────────────────────────────────────────────────
 # Output of a child process, copied to standard error as it arrives; its end is kept to explain an exit.
@@ -207,7 +209,7 @@ class Child:
     def _log_problem(self) -> str:
         if self.log is not None:
             try:
-                with needed(self.log), self.log.open("ab") as log:
+                with needed(self.log), appending(self.log) as log:
                     size = log.tell()
                     log.write(b"\n")
                     log.flush()
@@ -232,7 +234,7 @@ class Child:
             with self._relay.end() as output:
                 yield output
         else:
-            with needed(self.log), self.log.open("ab") as log:
+            with needed(self.log), appending(self.log) as log:
                 self._log_began = log.tell()
                 yield log
 
@@ -311,8 +313,13 @@ def dies_with(parent: int) -> Callable[[], None] | None:
 
 
 def is_orphaned(parent: int) -> bool:
-    """True if ``parent``, with which this process was started to die, has died: any signal now may be the kernel's."""
-    if sys.platform != "linux" or os.getppid() == parent:
+    """
+    True if ``parent``, with which this process was started to die, has died: any signal now may be the kernel's.
+
+    Of a parent with several threads there may be several: the kernel sends one whenever a thread ends and the process
+    passes to the next one.
+    """
+    if sys.platform != "linux" or (os.getppid() == parent and not has_ended(parent)):
         return False
     number = ctypes.c_int()
     ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number))

@@ -80,6 +80,11 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def has_ended(pid: int) -> bool:
+    """True if the main thread of a process has ended, or all of them; others of its threads may end a moment later."""
+    return _stat(pid)[:1] in ([], ["Z"], ["X"])
+
+
 def memory_bytes(processes: list[Process]) -> int:
     """Sum up the memory of processes, each shared page once; slower than adding ``resident_bytes``."""
     return sum(_own_share(process) for process in processes)
@@ -123,13 +128,19 @@ def _by_parent() -> Callable[[int], list[Process]]:
 
 
 def _process(pid: int) -> Process | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
+    if not (fields := _stat(pid)):
         return None
-    fields = text.rpartition(")")[2].split()  # the name before it may contain anything
     cpu_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
     return Process(pid, int(fields[1]), int(fields[17]), int(fields[21]) * PAGE_BYTES, cpu_s)
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of a process from its state on, the third of ``/proc/PID/stat``; none if it has exited."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()  # the name before it may contain anything
 
 
 # ── folders ───────────────────────────────────────────────────────────────────────────────────

@@ -52,14 +52,16 @@ def test_files_secret_and_folders_are_made_once(install: Install, tmp_path, mana
     assert made == {path.name: path.read_bytes() if path.is_file() else b"" for path in run.iterdir()}
 
 
-@pytest.mark.parametrize("manager", ["--systemd", "--supervisord"])
-def test_uninstalling_names_what_it_removes_and_keeps_the_run(install: Install, tmp_path, manager):
+@pytest.mark.parametrize(
+    ("manager", "kept"), [("--systemd", "the secret of the run"), ("--supervisord", "logs of the services")]
+)
+def test_uninstalling_names_what_it_removes_and_what_there_is_of_the_run(install: Install, tmp_path, manager, kept):
     install(manager)
     run = set((tmp_path / "runs").rglob("*"))
     done = CliRunner().invoke(services, ["uninstall", manager, "--to", "files"])
     assert done.exit_code == 0, done.output
     assert f"removed  {tmp_path}/files/asyncrl" in done.output
-    assert f"kept     {tmp_path}/runs/my: the run, its secret and its logs\n" in done.output
+    assert f"kept     {tmp_path}/runs/my: {kept}\n" in done.output
     assert not (tmp_path / "files").exists()
     assert set((tmp_path / "runs").rglob("*")) == run
     again = CliRunner().invoke(services, ["uninstall", manager, "--to", "files"])

@@ -82,7 +82,8 @@ def test_the_manager_whose_files_name_the_run_is_told(
     (tmp_path / "config.toml").write_text(to_toml(made(broker={"bind": "tcp://10.0.0.1:5570"})))
     (tmp_path / "services").write_text(f"--role broker --run-dir {tmp_path} --broker tcp://10.0.0.1:5570")
     monkeypatch.setattr(status, "COMMANDS", {tmp_path / "services": command, tmp_path / "none": "another"})
-    assert how_to_resume(str(tmp_path)) == f"once its services have ended, start them again on every machine: {command}"
+    assert how_to_resume(str(tmp_path)) == f"restart its services on every machine: {command}"
+    assert "restart" in command, "a start passes over a service that is still ending"
 
 
 # ── test status ───────────────────────────────────────────────────────────────────────────────

@@ -1,6 +1,7 @@
 """Runs whose roles are services go on whatever is killed, and lose nothing when they are restarted on purpose."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -46,6 +47,14 @@ def start(toy: Path) -> Iterator[Start]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def asyncrl(*words: str | Path) -> None:
+    """Run a command of `asyncrl`."""
+    command = [sys.executable, "-m", "asyncrl", *words]
+    environment = {**os.environ, **ENVIRONMENT}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def assert_complete(run: ManagedRun, steps: int) -> None:
     """The one run that there is has all its steps, and its account adds up."""
     run.until_complete()
@@ -81,14 +90,7 @@ def test_a_role_comes_back_whoever_sends_it_a_signal_and_stays_down_only_if_it_w
         run.until(lambda role=role, before=before: run.pid(role) not in (None, before), seconds=60)  # type: ignore[misc]
         run.until_steps(2)
     name = next(e["node"] for e in run.directory.read_events() if e["event"] == "node.joined" and e["role"] == "reward")
-    drained = subprocess.run(
-        [sys.executable, "-m", "asyncrl", "drain", run.directory.path, name],
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert drained.returncode == 0, drained.stderr
+    asyncrl("drain", run.directory.path, name)
     run.until(lambda: run.is_down("reward"), seconds=60)
     run.end()
     assert run.directory.read_summary() is None, "the run has not failed"
@@ -137,6 +139,25 @@ def test_units_report_their_work_and_all_end_with_the_run(start: Start):
     assert run.target.states() == dict.fromkeys(ROLES, "inactive"), run.describe()
     assert [service.starts for service in run.target.services.values()] == [1, 1, 1, 1]
     assert sum(service.foreign_reports for service in run.target.services.values()) == 0
+
+
+def test_a_run_that_is_stopped_ends_every_service_with_0_and_goes_on_when_they_are_restarted_while_they_end(
+    start: Start,
+):
+    """A mere start passes over a service that has yet to end."""
+    run = start("supervisord", LONG)
+    run.until_steps(2)
+    asyncrl("stop", run.directory.path)
+    run.restart("all")
+    run.until_steps(2)
+    log = run.folder / "files" / "supervisord" / "supervisord.log"
+    before = len(log.read_text())
+    asyncrl("stop", run.directory.path)
+    run.until(run.is_at_rest, seconds=60)
+    ended = re.findall(r"exited: (.*)", log.read_text()[before:])
+    assert sorted(ended) == sorted(f"{role} (exit status 0; expected)" for role in ROLES)
+    assert run.directory.report.is_file()
+    assert read_audit(run.directory.path).problems == []
 
 
 @pytest.mark.long("waits for the watchdog")

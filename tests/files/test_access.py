@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.files.access import close_folder, group_reads, make_folder, require_unaltered, restrict_umask
+from asyncrl.files.access import (
+    appending,
+    as_folder,
+    close_folder,
+    group_reads,
+    make_folder,
+    require_unaltered,
+    restrict_umask,
+)
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077], ids=["umask 000", "umask 022", "umask 077"], autouse=True)
@@ -36,6 +44,22 @@ def test_what_a_process_writes_is_its_owners_alone(tmp_path: Path) -> None:
 def test_a_group_reads_what_is_shared_with_it_and_writes_nothing(tmp_path: Path) -> None:
     restrict_umask(group_reads=True)
     assert write_some(tmp_path) == [0o750, 0o640]
+
+
+@pytest.mark.parametrize(("of_folder", "withheld"), [(0o700, 0o077), (0o750, 0o027)])
+def test_what_a_host_writes_into_a_run_withholds_what_the_run_does(
+    tmp_path: Path, of_folder: int, withheld: int
+) -> None:
+    tmp_path.chmod(of_folder)
+    written = write_some(tmp_path)
+    as_folder(tmp_path / "samples")
+    as_folder(tmp_path / "samples" / "a")
+    with appending(tmp_path / "log") as log:
+        log.write(b"a line")
+    found = modes(tmp_path / "samples", tmp_path / "samples" / "a", tmp_path / "log")
+    assert found[:2] == [mode & ~withheld for mode in written]
+    assert found[2] & 0o600 == 0o600
+    assert not found[2] & withheld
 
 
 def test_only_the_owner_enters_a_new_run_directory(tmp_path: Path) -> None:

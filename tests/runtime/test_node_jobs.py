@@ -4,7 +4,7 @@ import asyncio
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import pytest
 
 from asyncrl.broker.staleness_control import StalenessChoice
 from asyncrl.config.run_file import decode, load_config
-from asyncrl.errors import AsyncrlError, ConfigError, LinkError
+from asyncrl.errors import AsyncrlError, ConfigError, LinkError, RunInterrupted
 from asyncrl.files.lock import locked
 from asyncrl.messages.words import Role
+from asyncrl.records import run_record
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.runtime import broker, metrics_server, node_jobs
 from asyncrl.runtime.node_jobs import (
@@ -121,6 +122,38 @@ def test_its_address_is_in_the_run_directory_while_it_listens(
         job = job_of(run_file, tmp_path / "run", "tcp://127.0.0.1:0")
         asyncio.run(_run(job))
     assert binds == [["tcp://127.0.0.1:0"], ["tcp://127.0.0.1:5577"]], "started again, it listens where nodes look"
+
+
+@pytest.mark.parametrize(
+    ("is_over", "is_supervised", "expected"), [(True, False, ["run"]), (False, False, []), (True, True, [])]
+)
+def test_the_broker_of_a_service_writes_the_report_once_the_run_is_over(
+    run_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_over: bool,
+    is_supervised: bool,
+    expected: list[str],
+) -> None:
+    """`asyncrl run` writes it itself. A broker that was told to stop leaves the run as it is."""
+    reported: list[str] = []
+
+    async def run_broker(_config: object, directory: RunDirectory, **_: object) -> None:
+        if is_over:
+            directory.summary.touch()
+            raise RunInterrupted("the run was interrupted")
+
+    def write_report(directory: RunDirectory) -> str:
+        reported.append(directory.path.name)
+        return "the disk is full"
+
+    monkeypatch.setattr(broker, "run_broker", run_broker)
+    monkeypatch.setattr(broker, "raise_gc_threshold", lambda: None)
+    monkeypatch.setattr(node_jobs, "write_report", write_report)
+    monkeypatch.setattr(run_record, "is_supervised", lambda _: is_supervised)
+    with pytest.raises(RunInterrupted) if is_over else nullcontext():
+        asyncio.run(_run(job_of(run_file, tmp_path / "run")))
+    assert reported == expected
 
 
 def test_a_traced_broker_sends_the_spans_of_its_run_until_it_ends(

@@ -71,7 +71,7 @@ def test_an_end_that_was_asked_for_is_no_error_and_is_not_restarted(start):
     process = start("    raise errors.RunInterrupted('the run was interrupted')")
     _, errors = process.communicate(timeout=30)
     logged, printed = errors.splitlines()
-    assert (process.returncode, printed) == (1, "asyncrl: the run was interrupted")
+    assert (process.returncode, printed) == (0, "asyncrl: the run was interrupted")
     assert json.loads(logged).items() >= {"event": "run.interrupted", "level": "info"}.items()
 
 
@@ -161,6 +161,30 @@ def test_a_second_signal_exits_at_once(start):
     assert process.stdout.readline() == "draining\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 143
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a child when its parent dies")
+def test_a_process_whose_parent_is_killed_leaves_in_order_though_the_kernel_may_signal_for_each_of_its_threads():
+    drains = "    await stopping.wait()\n    say(why_told(stopping))\n    say(await asyncio.to_thread(sys.stdin.read))"
+    source = (
+        f"{FROM_A_TERMINAL}{PREAMBLE}import os\nasync def job(stopping):\n    say(os.getpid())\n{drains}\n\n"
+        "sys.exit(run_process(job, name='n'))"
+    )
+    parent = (
+        "import os, subprocess, sys\nfrom asyncrl.workers.child import dies_with\n"
+        f"subprocess.run([sys.executable, '-c', {source!r}], preexec_fn=dies_with(os.getpid()))"
+    )
+    command = [sys.executable, "-c", parent]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        child = int(process.stdout.readline())
+        process.kill()
+        assert process.stdout.readline() == "the process that started it has died\n"
+        os.kill(child, signal.SIGTERM)  # as the kernel does for one more thread
+        process.stdin.write("stored")
+        process.stdin.close()
+        assert process.stdout.readline() == "stored\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a child when its parent dies")

@@ -311,9 +311,7 @@ def test_a_run_that_was_served_with_keys_is_left_to_its_services(config: Config,
     directory = RunDirectory.create(tmp_path, "old")
     directory.write_config(to_toml(config))
     directory.local_key.touch()
-    with pytest.raises(
-        ConfigError, match=r"old was served with keys, .* start its services again, .* remove .*old/key"
-    ):
+    with pytest.raises(ConfigError, match=r"old was served with keys, .* restart its services, .* remove .*old/key"):
         resume(directory.path)
     assert directory.local_key.exists()
 
@@ -351,7 +349,11 @@ def test_the_umask_of_a_host_stays_and_the_run_is_its_owners_alone_all_the_same(
         assert os.umask(before) == expected
     finally:
         os.umask(before)
-    assert (tmp_path / "runs" / "tiny").stat().st_mode & 0o777 == 0o700
+    run_directory = tmp_path / "runs" / "tiny"
+    assert run_directory.stat().st_mode & 0o777 == 0o700
+    open_to_others = [path.name for path in run_directory.rglob("*") if path.stat().st_mode & 0o077]
+    assert (run_directory / "logs" / "screen.log").is_file()
+    assert open_to_others == []
 
 
 def test_a_run_that_was_open_is_closed_when_it_is_resumed_and_its_owner_is_told(

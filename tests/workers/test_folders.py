@@ -107,6 +107,15 @@ def test_processes_are_found_by_their_environment(shell: "subprocess.Popen[bytes
     assert folders.marked("TREE=of-another-test") == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_a_process_has_ended_before_its_parent_has_taken_its_exit_code() -> None:
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert folders.has_ended(process.pid)
+    assert folders.has_ended(process.pid)
+    assert not folders.has_ended(os.getpid())
+
+
 def test_a_process_that_is_gone_is_neither_found_nor_an_error() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()

@@ -23,6 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncrl.errors import ConfigError
+from asyncrl.files.access import as_folder
 from asyncrl.files.atomic import output
 from asyncrl.records import formatting
 from asyncrl.records.episode_view import summary, views
@@ -367,6 +368,7 @@ def write_report(runs: Sequence[Path], out: Path, *, wall_clock: Callable[[], fl
     content = render(named, datetime.fromtimestamp(wall_clock()).astimezone())
     with output(out) as unfinished:
         unfinished.write_text(content, encoding="utf-8")
+        as_folder(unfinished)
 
 
 def render(records: Sequence[RunRecord], made_at: datetime) -> str:

@@ -298,12 +298,15 @@ PATTERNS: Mapping[Manager, tuple[str, ...]] = {
 CONTROLS = ("supervisord.log*", "supervisord.pid", "ctl.sock*")
 """Files of supervisord in its folder `CONTROL`."""
 DATA = (
-    (r"(?:^d |--run-dir )(/\S+)|^stdout_logfile=(/\S+)/logs/", "the run, its secret and its logs"),
-    (r'--dir (/[^\s"]+)', "what the spool has stored"),
-    (r"--keys (/\S+)", "the broker's key and its allow-list"),
-    (r'(?:ASYNCRL_KEY_FILE="|asyncrl\.key:)(/[^\s"]+)', "the key of this machine's nodes"),
+    (
+        r"(?:^d |--run-dir )(/\S+)|^stdout_logfile=(/\S+)/logs/",
+        {"config.toml": "the run", "secret": "the secret of the run", "logs": "logs of the services"},
+    ),
+    (r'--dir (/[^\s"]+)', {"": "what the spool has stored"}),
+    (r"--keys (/\S+)", {"": "the broker's key and its allow-list"}),
+    (r'(?:ASYNCRL_KEY_FILE="|asyncrl\.key:)(/[^\s"]+)', {"": "the key of this machine's nodes"}),
 )
-"""Paths in service files, and what is there."""
+"""Paths in service files, and what may be there, by its name below the path."""
 ETC = Path("/etc")
 ANSWER_S = 10.0
 
@@ -339,13 +342,17 @@ def find_installed(manager: Manager, folder: Path, *, force: bool) -> Installed:
 
 def _data(texts: Iterable[str]) -> dict[Path, str]:
     """Paths of this machine that the files name, and what is there."""
-    named = [
-        (Path(next(filter(None, match.groups()))), what)
-        for pattern, what in DATA
+    named = {
+        Path(next(filter(None, match.groups()))): contents
+        for pattern, contents in DATA
         for text in texts
         for match in re.finditer(pattern, text, re.MULTILINE)
-    ]
-    return {path: what for path, what in named if os.access(path, os.F_OK)}
+    }
+    found = {
+        path: ", ".join(what for name, what in contents.items() if os.access(path / name, os.F_OK))
+        for path, contents in named.items()
+    }
+    return {path: what for path, what in found.items() if what}
 
 
 def require_stopped(manager: Manager, folder: Path) -> None:

@@ -68,7 +68,8 @@ def test_what_the_services_worked_with_is_kept_and_named(tmp_path: Path, manager
     run, payloads, keys, key = (tmp_path / name for name in names)
     for path in (run, payloads, keys):
         path.mkdir()
-    key.touch()
+    for file in (key, run / "config.toml", run / "secret", run / "logs"):
+        file.touch()
     used = structs.replace(
         SERVICES[manager],
         roles=ALL_ROLES,
@@ -80,11 +81,15 @@ def test_what_the_services_worked_with_is_kept_and_named(tmp_path: Path, manager
     )
     write_files(to_write(manager, tmp_path / "files", render(manager, used), force=False))
     assert find_installed(manager, tmp_path / "files", force=False).kept == {
-        run: "the run, its secret and its logs",
+        run: "the run, the secret of the run, logs of the services",
         payloads: "what the spool has stored",
         keys: "the broker's key and its allow-list",
         key: "the key of this machine's nodes",
     }
+    for file in (run / "config.toml", run / "secret", payloads):
+        file.rmdir() if file.is_dir() else file.unlink()
+    kept = find_installed(manager, tmp_path / "files", force=False).kept
+    assert (kept.get(run), kept.get(payloads)) == ("logs of the services", None), "a machine without the broker"
 
 
 def test_a_file_changed_by_hand_is_removed_only_by_force(tmp_path: Path) -> None:
