@@ -2,7 +2,7 @@
 Failures counted by cause, in words.
 
     {"reward: the function raised KeyError: 'answer' (score.py:12)": 41}, {"reward": 88}
-        ─▶ KeyError at score.py:12 in 41 of 88 verdicts (47 %), such as 'answer'
+        ─▶ KeyError at score.py:12 in 41 of 88 attempts at a verdict (47 %), such as 'answer'
 """
 
 import re
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 SHOWN = 3
 """Causes that have a sentence of their own; the others are summed."""
-ATTEMPTS = {"reward": "verdicts", "rollout": "completions", "payload": "payloads", "trainer": "batches"}
+ATTEMPTS = {"reward": "attempts at a verdict", "rollout": "completions", "payload": "payloads", "trainer": "batches"}
 """Nouns for the attempts of a stage."""
 OTHERS = "other: causes beyond the first ones"
 """Name of the causes that are no longer told apart."""
@@ -95,7 +95,7 @@ def _sentence(name: str, count: int, attempts: Mapping[str, int]) -> str:
     of = attempts[stage] if attempts.get(stage, 0) >= count else 0
     what = ATTEMPTS.get(stage, f"attempts ({stage})")
     if count == 1 and not of:
-        what = what.replace("batches", "batch").removesuffix("s")
+        what = re.sub(r"^(batch|\w+?)e?s\b", r"\1", what)
     where = f"{count:,}{f' of {of:,}' if of else ''} {what}{f' ({_percent(count / of)})' if of else ''}"
     raised = RaisedError.read(reason)
     if raised is None:

@@ -102,7 +102,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     named by type and place, such as ``reward: KeyError at score.py:12``.
     """
     failures: list[str] = []
-    """Failures in words, such as ``KeyError at score.py:12 in 41 of 88 verdicts (47 %), such as 'answer'``."""
+    """Failures in words: ``KeyError at score.py:12 in 41 of 88 attempts at a verdict (47 %), such as 'answer'``."""
     groups_issued: int = 0
     """Training groups whose sampling began; 0 if the broker did not write this summary."""
     groups_failed: int = 0

@@ -7,7 +7,7 @@ of what it does, for whoever shows it.
     away        lost, or with nothing left to do
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from msgspec import Struct
@@ -51,6 +51,17 @@ class TimesLine(Struct, frozen=True):
     nodes: dict[str, NodeTimes]
     verdicts: int = 0
     """Rewards that came in it, and failed attempts at one."""
+
+    @property
+    def is_start(self) -> bool:
+        """True if a trainer loaded in it, as it does when a run begins or goes on."""
+        return any(node.role == "trainer" and "loading" in node.seconds for node in self.nodes.values())
+
+
+def without_starts(lines: Sequence[TimesLine]) -> list[TimesLine]:
+    """The stretches after the first step in which no trainer loaded; all if there is none."""
+    first = next((number for number, line in enumerate(lines) if line.step >= 0), 0)
+    return [line for line in lines[first + 1 :] if line.span_s > 0 and not line.is_start] or list(lines)
 
 
 # ── kinds ─────────────────────────────────────────────────────────────────────────────────────

@@ -41,7 +41,9 @@ columns: v policy version, reward and acc accuracy of the batch as it was sample
          rewards of each group are equal), len mean tokens,
          stale mean/max staleness in versions, kl from the policy that sampled; of the
          last 10 steps: tok/s trained tokens per second, wait t/r share of time that
-         trainer/rollouts waited; eta time left"""
+         trainer/rollouts waited; eta time left
+eval     held-out prompts, greedy unless evaluation.temperature is set; a step's acc is
+         of completions that were sampled at sampling.temperature"""
 """Explains the abbreviations of `step_line`; printed before the first step."""
 LEGEND_OF_TURNS = "         turns mean turns of an episode"
 """Further line for episodes."""

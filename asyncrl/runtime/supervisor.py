@@ -417,7 +417,8 @@ class RunSupervisor:
         """On the first signal let the broker end the run; on the second, or without an answer in time, end it here."""
         await stopping.wait()
         stopping.clear()
-        self._screen.say("interrupted: saving a checkpoint; once more to end at once")
+        what = "saving a checkpoint" if self._has_begun else "processes that still load end when they have loaded"
+        self._screen.say(f"interrupted: {what}; once more to end at once")
         await self._send(Interrupt())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(INTERRUPT_S if self._link else FINISHED_S):

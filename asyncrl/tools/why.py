@@ -24,7 +24,7 @@ from asyncrl.records.alarms import Alarm, alarms
 from asyncrl.records.measures import RECENT, Measures
 from asyncrl.records.run_record import RunRecord
 from asyncrl.records.states import RunState
-from asyncrl.records.times import APART, NodeTimes, TimesLine
+from asyncrl.records.times import APART, NodeTimes, TimesLine, without_starts
 
 # ── attribution ───────────────────────────────────────────────────────────────────────────────
 # Attribution of a run's time: seconds of every node by activity, as shares that add up to 1.
@@ -72,9 +72,9 @@ class Attribution(Struct, frozen=True):
 
 
 def attribute(lines: Sequence[TimesLine], *, is_steady: bool = False) -> Attribution:
-    """Sum lines; ``is_steady`` leaves out what precedes the first trained step, and what says nothing of its pace."""
+    """Sum lines; ``is_steady`` leaves out starts, with the first step, and what says nothing of the run's pace."""
     if is_steady:
-        lines = [line for line in lines[1:] if line.span_s > 0] or list(lines)
+        lines = without_starts(lines)
     by_name: defaultdict[str, list[NodeTimes]] = defaultdict(list)
     for line in lines:
         for name, node in line.nodes.items():
@@ -140,7 +140,7 @@ BUSY = 0.9
 CORES = "the cores of the machine of {node} are {busy:.0%} busy"
 NO_CORES = (
     "use a machine with more cores, or put rollouts on another machine: further processes on this one would only take "
-    "time from the others; or sample fewer tokens (sampling.max_tokens)"
+    "time from the others; or sample fewer tokens (a lower sampling.max_tokens, if completions reach it)"
 )
 HANGS = ("the function hung", "no verdict within", "no answer within")
 """Words in the causes of verdicts that never came."""
@@ -251,7 +251,8 @@ def _training(steady: Attribution, _evidence: Evidence, share: float) -> Diagnos
         "trainer",
         share,
         f"The trainer trains {share:.0%} of the time, and rollouts wait for it {idle:.0%} of theirs.",
-        "give it more devices (trainer.ranks, trainer.nodes), or fewer tokens (sampling.max_tokens)",
+        "give it more devices (trainer.ranks, trainer.nodes), or fewer tokens (a lower sampling.max_tokens, if "
+        "completions reach it)",
     )
 
 
@@ -394,7 +395,7 @@ class Explanation(Struct, frozen=True):
     """Reason of a failure; empty without one."""
     steps: int
     steady_s: float
-    """Seconds from the first step's end on, without loading and the end of the run."""
+    """Seconds without starts, each with the first step after it, without pauses and the end of the run."""
     roles: dict[Role, dict[str, float]]
     nodes: dict[str, dict[str, float]]
     diagnosis: Diagnosis | None

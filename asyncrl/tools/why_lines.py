@@ -15,7 +15,7 @@ from asyncrl.records.measures import Measures
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import read_run
 from asyncrl.terminal import aligned
-from asyncrl.tools.plan.fit import ONE_MORE, Forecast, forecast
+from asyncrl.tools.plan.fit import CLOSE, ONE_MORE, Forecast, forecast
 from asyncrl.tools.why import Explanation, explain
 
 LEAST = 0.01
@@ -69,7 +69,10 @@ def _lines(name: str, found: Explanation) -> Iterator[str]:
         yield f"{name} {found.status} after {counted(found.steps, 'step')}{cause}"
     if found.measures:
         yield f"{name}: {_pace(found.measures)}"
-    yield f"What each did in {found.steady_s:.1f} s, without the first step, loading, pauses and the end of the run:"
+    yield (
+        f"What each did in {found.steady_s:.1f} s, without loading and the first step after it, pauses and the end of "
+        f"the run:"
+    )
     for role, shares in found.roles.items():
         yield ""
         yield PLURAL[role]
@@ -102,8 +105,8 @@ def _forecast(found: Forecast | None) -> Iterator[str]:
     yield ""
     if not found.is_close:
         yield (
-            f"No prediction: a step of this run takes {found.measured_s:.3g} s without the first, and one of a plan "
-            f"fitted to it {found.fitted_s:.3g} s."
+            f"No prediction of changes: a step of this run takes {found.measured_s:.3g} s, and one of a plan fitted to "
+            f"it {found.fitted_s:.3g} s, more than {CLOSE:.0%} apart; a plan knows nothing of slow disks and busy cores."
         )
         return
     steps = f"steps of {found.fitted_s:.3g} s, measured {found.measured_s:.3g} s after the first"

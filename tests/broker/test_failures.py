@@ -43,7 +43,10 @@ def test_exceptions_of_one_type_from_one_line_are_one_cause_whatever_they_say() 
     later = FailureBook()
     later.restore(recorded(events), recorded_attempts(events))
     later.count("reward", "the function raised ValueError: cannot parse zz (/home/me/raises.py:3)")
-    assert later.sentences()[0] == "ValueError at raises.py:3 in 4 of 6 verdicts (67 %), such as 'cannot parse aifd'"
+    assert (
+        later.sentences()[0]
+        == "ValueError at raises.py:3 in 4 of 6 attempts at a verdict (67 %), such as 'cannot parse aifd'"
+    )
 
 
 def test_the_place_of_a_long_exception_outlives_a_restart() -> None:
@@ -58,7 +61,7 @@ def test_failures_are_told_as_a_part_of_all_attempts() -> None:
     book = FailureBook()
     book.attempted("reward", 47)
     book.count("reward", "the function raised KeyError: 'answer' (score.py:3)", 41)
-    assert book.sentences() == ["KeyError at score.py:3 in 41 of 88 verdicts (47 %), such as 'answer'"]
+    assert book.sentences() == ["KeyError at score.py:3 in 41 of 88 attempts at a verdict (47 %), such as 'answer'"]
     assert [event["of"] for event in book.events(0.0)] == [88]
 
 

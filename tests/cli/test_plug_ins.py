@@ -15,7 +15,7 @@ def test_reward_try_exits_with_1_if_a_verdict_fails_and_with_78_if_there_is_no_f
     file.write_text("def score(inputs):\n    return 1 / len(inputs.completion)\n")
     failed = asyncrl("reward", "try", file, data)
     assert failed.exit_code == 1
-    assert "ZeroDivisionError at my.py:2 in 1 of 5 verdicts (20 %)" in failed.output
+    assert "ZeroDivisionError at my.py:2 in 1 of 5 attempts at a verdict (20 %)" in failed.output
     assert asyncrl("reward", "try", file, data, "--completion", "8").exit_code == 0
     assert asyncrl("reward", "try", "gsmk", data).exit_code == 78
 

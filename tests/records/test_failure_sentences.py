@@ -10,17 +10,17 @@ from asyncrl.records.failure_sentences import OTHERS, RaisedError, by_site, sent
     [
         (
             "reward: the function raised KeyError: 'answer' (score.py:12)",
-            "KeyError at score.py:12 in 41 of 88 verdicts (47 %), such as 'answer'",
+            "KeyError at score.py:12 in 41 of 88 attempts at a verdict (47 %), such as 'answer'",
         ),
         (
             "reward: the function raised ValueError: cannot parse aifd (/home/me/raises.py:3)",
-            "ValueError at raises.py:3 in 41 of 88 verdicts (47 %), such as 'cannot parse aifd'",
+            "ValueError at raises.py:3 in 41 of 88 attempts at a verdict (47 %), such as 'cannot parse aifd'",
         ),
-        ("reward: the function raised Weird (a.py:3)", "Weird at a.py:3 in 41 of 88 verdicts (47 %)"),
+        ("reward: the function raised Weird (a.py:3)", "Weird at a.py:3 in 41 of 88 attempts at a verdict (47 %)"),
         ("rollout: step raised OSError: full (env.py:5)", "OSError at env.py:5 in 41 completions, such as 'full'"),
-        ("reward: the function raised ZeroDivisionError", "ZeroDivisionError in 41 of 88 verdicts (47 %)"),
-        ("reward: the function raised Weird: on Mondays", "Weird in 41 of 88 verdicts (47 %): on Mondays"),
-        ("reward: it took longer than 10 s", "41 of 88 verdicts (47 %) failed: it took longer than 10 s"),
+        ("reward: the function raised ZeroDivisionError", "ZeroDivisionError in 41 of 88 attempts at a verdict (47 %)"),
+        ("reward: the function raised Weird: on Mondays", "Weird in 41 of 88 attempts at a verdict (47 %): on Mondays"),
+        ("reward: it took longer than 10 s", "41 of 88 attempts at a verdict (47 %) failed: it took longer than 10 s"),
         ("rollout: EngineError: out of memory", "EngineError in 41 completions: out of memory"),
         ("spool: gone", "41 attempts (spool) failed: gone"),
     ],
@@ -32,7 +32,7 @@ def test_a_cause_is_a_sentence(cause: str, said: str) -> None:
 def test_the_most_frequent_causes_come_first_and_the_rest_is_summed() -> None:
     counts = {"reward: a b": 1, "reward: ValueError: no": 1200, "rollout: closed": 3, "x: y": 2, "x: z": 2}
     assert sentences(counts, {"reward": 5000}) == [
-        "ValueError in 1,200 of 5,000 verdicts (24 %): no",
+        "ValueError in 1,200 of 5,000 attempts at a verdict (24 %): no",
         "3 completions failed: closed",
         "2 attempts (x) failed: y",
         "3 more for 2 other causes",
@@ -46,7 +46,9 @@ def test_causes_beyond_the_first_ones_are_summed_with_the_rest_however_many_they
 
 
 def test_a_share_that_rounds_to_nothing_is_not_zero() -> None:
-    assert sentences({"reward: late": 2}, {"reward": 10_000}) == ["2 of 10,000 verdicts (under 1 %) failed: late"]
+    assert sentences({"reward: late": 2}, {"reward": 10_000}) == [
+        "2 of 10,000 attempts at a verdict (under 1 %) failed: late"
+    ]
 
 
 def test_a_long_reason_keeps_the_place() -> None:
@@ -63,7 +65,7 @@ def test_a_long_reason_keeps_the_place() -> None:
 
 def test_one_failure_is_singular() -> None:
     assert sentences({"trainer: boom": 1}, {}) == ["1 batch failed: boom"]
-    assert sentences({"reward: boom": 1}, {}) == ["1 verdict failed: boom"]
+    assert sentences({"reward: boom": 1}, {}) == ["1 attempt at a verdict failed: boom"]
 
 
 def test_counts_by_site_name_no_text_of_one_exception() -> None:

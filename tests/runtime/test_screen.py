@@ -183,7 +183,7 @@ def test_without_a_terminal_failures_are_a_line_whenever_they_have_doubled():
         for count in range(1, 10):
             screen.failures({"reward: boom": count}, {"reward": 20})
     assert written.getvalue().splitlines() == [
-        f"failed: {count} of 20 verdicts ({5 * count} %) failed: boom" for count in (1, 2, 4, 8)
+        f"failed: {count} of 20 attempts at a verdict ({5 * count} %) failed: boom" for count in (1, 2, 4, 8)
     ]
 
 
@@ -193,10 +193,10 @@ def test_on_a_terminal_failures_are_one_line_under_the_bar():
         screen.failures({"reward: boom [bold]": 3}, {})
         screen._bar.refresh()
         shown = written.getvalue().rpartition("training")[2]
-        assert "3 verdicts failed: boom [bold]" in shown
+        assert "3 attempts at a verdict failed: boom [bold]" in shown
         screen.failures({"reward: ValueError: no number": 1200, "rollout: closed": 3}, {"reward": 5000})
         screen._bar.refresh()
-        assert "ValueError in 1,200 of 5,000 verdicts" in written.getvalue().rpartition("training")[2]
+        assert "ValueError in 1,200 of 5,000 attempts at a verdict" in written.getvalue().rpartition("training")[2]
 
 
 def test_the_time_left_is_at_the_pace_of_the_last_steps_once_three_are_seen():
@@ -364,7 +364,7 @@ def test_completions_that_failed_are_told_beside_the_accuracy(directory: RunDire
 
 
 def test_prompts_that_failures_cost_are_told_below_the_failures(directory: RunDirectory) -> None:
-    sentence = "KeyError at bad.py:4 in 1,889 of 3,495 verdicts (54 %)"
+    sentence = "KeyError at bad.py:4 in 1,889 of 3,495 attempts at a verdict (54 %)"
     summary = replace(SUMMARY, failures=[sentence], groups_issued=298, groups_failed=106)
     lines = list(outcome_lines(directory, summary, 0.0, can_resume=True))
     assert lines[1:3] == [

@@ -68,6 +68,18 @@ def test_a_pause_is_no_part_of_the_time_that_shares_are_of() -> None:
     assert attribute(lines).span_s == pytest.approx(20.0)
 
 
+def test_the_starts_of_a_run_that_went_on_are_no_part_of_its_steady_time() -> None:
+    loaded = NodeTimes("trainer", {"loading": 2.0})
+    trained = NodeTimes("trainer", {"training": 1.0})
+    idle = rollout(waiting_for_sampling=21.0)
+    stretches = [(-1, 15.0, {}), (-1, 9.0, {"t": loaded}), (0, 18.0, {"t": loaded}), (1, 1.0, {"t": trained}),
+                 (1, 0.5, {}), (2, 24.0, {"t": loaded, "a": idle}), (3, 1.0, {"t": trained})]  # fmt: skip
+    lines = [TimesLine(step, 1.0, span_s, nodes) for step, span_s, nodes in stretches]
+    steady = attribute(lines, is_steady=True)
+    assert (steady.span_s, list(steady.nodes)) == (2.5, ["t"])
+    assert steady.shares("trainer") == {"training": 1.0}
+
+
 def test_a_rollout_that_left_long_ago_is_not_the_slow_one() -> None:
     both = TimesLine(0, 1.0, 1.0, {"a": rollout(1, sampling=1.0), "b": rollout(9, sampling=1.0)})
     later = [TimesLine(step, 1.0 + step, 1.0, {"b": rollout(9, sampling=1.0)}) for step in range(1, 11)]

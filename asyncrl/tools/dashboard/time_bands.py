@@ -46,8 +46,10 @@ class TimeBands:
         """None if a span was added since they were computed."""
         self.last: dict[str, NodeTimes] = {}
         """Newest line of each node."""
-        self._first: Mapping[str, NodeTimes] = {}
-        """Nodes of the first span, which is loading and the first step's."""
+        self._of_starts: list[Mapping[str, NodeTimes]] = []
+        """Nodes of the spans that are no part of the steady run, as in `without_starts`."""
+        self._has_step = False
+        self._num_added = 0
 
     @property
     def starts_s(self) -> NDArray[np.float64]:
@@ -84,8 +86,10 @@ class TimeBands:
             place = self._grid[row, self._places[node]]
             for activity, seconds in times.seconds.items():
                 place[self._kinds[activity]] = max(seconds, 0.0)
-        if not self._ends:
-            self._first = line.nodes
+        if line.is_start or not self._has_step:
+            self._of_starts.append(line.nodes)
+        self._has_step |= line.step >= 0
+        self._num_added += 1
         self._starts.append(line.time_s - line.span_s)
         self._ends.append(line.time_s)
         self._shares_of_roles = None
@@ -117,12 +121,12 @@ class TimeBands:
 
     def by_role(self) -> dict[str, dict[str, float]]:
         """
-        Share of the time of a role's nodes by activity, the largest first, in the steady part of the run: after the
-        first span, and without what says nothing of its pace, as in `asyncrl.tools.why`.
+        Share of the time of a role's nodes by activity, the largest first, in the steady part of the run: without
+        starts, with the first step, and without what says nothing of its pace, as in `asyncrl.tools.why`.
         """
         if self._shares_of_roles is None:
             sums = self.seconds.sum(axis=0, dtype=np.float64)
-            for node, times in self._first.items() if len(self._ends) > 1 else ():
+            for node, times in self._apart():
                 for activity, seconds in times.seconds.items():
                     sums[self._places[node], self._kinds[activity]] -= max(seconds, 0.0)
             kept = [activity not in APART for activity in self.activities]
@@ -133,6 +137,11 @@ class TimeBands:
                 parts = {self.activities[i]: float(own[i]) / total_s for i in order if own[i] > 1e-6 * total_s > 0}
                 self._shares_of_roles[role] = parts
         return self._shares_of_roles
+
+    def _apart(self) -> list[tuple[str, NodeTimes]]:
+        """Nodes of starts, with their times; none if there is nothing else."""
+        has_more = self._num_added > len(self._of_starts)
+        return [each for nodes in self._of_starts if has_more for each in nodes.items()]
 
 
 class TimesFile:

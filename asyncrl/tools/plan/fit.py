@@ -27,7 +27,7 @@ from asyncrl.config.sections.schedule import Schedule
 from asyncrl.errors import ConfigError
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunRecord, read_run
-from asyncrl.records.times import TimesLine
+from asyncrl.records.times import TimesLine, without_starts
 from asyncrl.tools.plan.lengths import Lengths, read_samples
 from asyncrl.tools.plan.plan_file import changed, inputs
 from asyncrl.tools.plan.sections import (
@@ -119,14 +119,14 @@ def fit_run(
 
 def observed(record: RunRecord, config: Config, lines: Sequence[TimesLine]) -> ObservedSpeeds | None:
     """Speeds in the steps after the first of ``lines``; None if nothing was measured in them, or devices take turns."""
-    steady = attribute(lines, is_steady=True)
-    num_steps = lines[-1].step - lines[0].step if lines else 0
+    steady, stretches = attribute(lines, is_steady=True), without_starts(lines)
+    num_steps = len({line.step for line in stretches} - {lines[0].step, -1}) if lines else 0
     if num_steps < 1 or not steady.names("rollout") or not steady.names("trainer") or config.rollout.colocated:
         return None
     trained = sum(float(line.get("tokens") or 0.0) for line in record.metrics[-num_steps:])
     samplings = [
         StretchSampling(node.seconds["sampling"], node.decode_steps, node.tokens)
-        for line in lines[1:]
+        for line in stretches
         for node in line.nodes.values()
         if node.role == "rollout" and node.decode_steps > 0 and node.seconds.get("sampling", 0.0) > 0
     ]

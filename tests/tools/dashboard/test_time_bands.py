@@ -22,7 +22,11 @@ def test_shares_of_a_role_are_of_its_steady_part_as_in_why() -> None:
     for step, seconds in enumerate((first, {"sampling": 1.0, "idle": 1.0}, {"sampling": 2.0, "loading": 5.0})):
         lines.append(line(step, a=seconds, b={"sampling": 1.0}))
         bands.add(lines[-1])
-    assert bands.by_role() == {"rollout": pytest.approx(attribute(lines, is_steady=True).shares("rollout"))}
+    resumed = {"t": NodeTimes("trainer", {"loading": 9.0}), "a": NodeTimes("rollout", {"idle": 9.0})}
+    lines.append(TimesLine(3, 20.0, 10.0, resumed))
+    bands.add(lines[-1])
+    steady = attribute(lines, is_steady=True)
+    assert bands.by_role() == {"rollout": pytest.approx(steady.shares("rollout")), "trainer": {}}
 
 
 def test_seconds_are_kept_by_span_node_and_activity() -> None:
