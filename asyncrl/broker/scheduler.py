@@ -495,7 +495,7 @@ class Scheduler:
         self.versions.departed(node)
         self.spools.release(node.peer)
         if node.role == "spool" and not self.is_finished:
-            self.spool_loss.departed(node.name, now_s)
+            self.spool_loss.departed(node.name, now_s, is_over=self.is_over)
         elif node.role == "trainer":
             self.training.trainer_left()
         gone = f"{'left' if on_purpose else 'was lost'}: {cause}"
