@@ -23,6 +23,7 @@ from asyncrl.messages.supervisor import NodeStatus, Status, StatusWanted
 from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.formatting import count, duration, share
 from asyncrl.records.measures import recently
+from asyncrl.records.node_folder import node_folder
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunOverview, is_awaited, is_run, is_served, is_starting, is_supervised, overview
 from asyncrl.similar_path import did_you_mean
@@ -93,6 +94,8 @@ def opened(where: str) -> RunDirectory:
     """A run directory; raises `ConfigError` if ``where`` is none, naming the runs there are."""
     path = Path(where)
     if not is_run(path):
+        if elsewhere := node_folder(path):
+            raise ConfigError(elsewhere)
         if (logs := path / "logs").is_dir():
             raise ConfigError(
                 f"there is no run in {where} yet: its broker was not started, or could not begin; the broker's log, in "

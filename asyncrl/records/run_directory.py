@@ -42,6 +42,7 @@ from asyncrl.files.atomic import needed, replacing
 from asyncrl.files.checkpoints import newest_complete
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.node_folder import node_folder
 from asyncrl.records.states import RunOutcome
 from asyncrl.records.times import TimesLine, rounded
 from asyncrl.similar_path import did_you_mean
@@ -202,6 +203,8 @@ class RunDirectory:
         """
         directory = cls(path)
         if not directory.config.is_file():
+            if elsewhere := node_folder(path):
+                raise ConfigError(elsewhere)
             meant = did_you_mean(path, lambda beside: cls(beside).config.is_file())
             raise ConfigError(f"no run to resume: {directory.config} does not exist{meant}")
         with needed(directory.summary):

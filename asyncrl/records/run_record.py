@@ -31,6 +31,7 @@ from asyncrl.records.evaluation_metrics import graded_reward
 from asyncrl.records.event_kinds import EventKind
 from asyncrl.records.formatting import counted, duration
 from asyncrl.records.measures import RECENT, Ends, Measures, ends_of, finite, measures
+from asyncrl.records.node_folder import node_folder
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.samples import PicturedSample, SampledEpisode, read_first_episodes, read_pictured_samples
 from asyncrl.records.states import RunOutcome, RunState
@@ -68,6 +69,8 @@ def is_run(path: Path) -> bool:
 def require_run(path: Path) -> RunDirectory:
     """A run directory; raises `ConfigError`, with the run that was probably meant, if ``path`` is none."""
     if not is_run(path):
+        if elsewhere := node_folder(path):
+            raise ConfigError(elsewhere)
         meant = did_you_mean(path, is_run)
         raise ConfigError(f"{path} is not a run directory: there is no config.toml in it{meant}")
     return RunDirectory(path)
@@ -520,9 +523,11 @@ class RunRecord(Struct, frozen=True, kw_only=True):
 
 
 def read_run(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunRecord:
-    """Read a run directory. Raises `ConfigError` if ``path`` is not a directory."""
+    """Read a run directory. Raises `ConfigError` if ``path`` is not a directory, or that of nodes alone."""
     if not path.is_dir():
         raise ConfigError(f"no such run: {path} is not a directory{did_you_mean(path, is_run)}")
+    if elsewhere := node_folder(path):
+        raise ConfigError(elsewhere)
     directory, notes = RunDirectory(path), list[str]()
     return RunRecord(
         name=path.resolve().name,

@@ -40,7 +40,8 @@ def why_of(path: Path, *, is_predicted: bool) -> Why:
         LedgerError: It recorded no times, or they are damaged.
     """
     directory = RunDirectory(path)
-    record = replace(read_run(path), times=directory.read_times())
+    record = read_run(path)
+    record = replace(record, times=directory.read_times())
     explanation = explain(record)
     if not is_predicted or not directory.config.is_file():
         return Why(explanation, None)
