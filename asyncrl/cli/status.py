@@ -8,7 +8,7 @@ State of a run: from its broker, or from its files if there is no broker to ask.
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -161,6 +161,13 @@ def how_to_resume(where: str) -> str:
     return f"{AGAIN}: {known[0]}" if len(known) == 1 else SERVICES
 
 
+def pause_notes(by: str, where: str) -> Iterator[str]:
+    """Sentence about a run that is over and paused, with what lets it sample again; none if nobody paused it."""
+    if by:
+        goes_on = command_line("asyncrl", "resume-sampling", where)
+        yield f"{by} paused sampling, which a resume does not end; once the run is resumed: {goes_on}"
+
+
 def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
@@ -200,6 +207,7 @@ def state_lines(state: RunView, where: str) -> list[str]:
     lines = file_lines(state.files) if state.files else []
     if state.files and state.files.status in ("stopped", "failed", "interrupted") and not state.is_awaited:
         lines.append(f"resume: {how_to_resume(where)}")
+        lines += [f"paused: {note}" for note in pause_notes(state.files.paused_by, where)]
     return lines
 
 
@@ -233,7 +241,7 @@ def file_lines(files: RunOverview) -> list[str]:
     lines = [f"{files.run}: {files.status}, step {files.step} of {planned}{took}{began}"]
     rows = [["cause", files.cause]] if files.cause else []
     rows += _metric_rows(files)
-    rows += [["checkpoint", files.checkpoint or "none"], *(["note", note] for note in files.notes)]
+    rows += [["checkpoint", files.checkpoint or files.no_checkpoint], *(["note", note] for note in files.notes)]
     return [*lines, *aligned(rows)]
 
 

@@ -27,7 +27,7 @@ from asyncrl.records.evaluation_metrics import failed_note, graded_reward, multi
 from asyncrl.records.failure_sentences import sentences
 from asyncrl.records.formatting import share
 from asyncrl.records.run_directory import RunDirectory, RunSummary
-from asyncrl.records.run_record import changed_settings
+from asyncrl.records.run_record import changed_settings, overview
 from asyncrl.records.samples import newest_file
 from asyncrl.runtime.origin import copy_sentence, original_of
 from asyncrl.terminal import command_line, say
@@ -349,6 +349,8 @@ def continuation_lines(directory: RunDirectory) -> Iterator[str]:
         steps, source = found[0], f"resuming from checkpoint {found[1]}, if it is intact"
     if done or found:
         yield f"{source}{_repeated(steps, done)}"
+    if done and not found:
+        yield f"checkpoint: {overview(directory.path).no_checkpoint}"
     if changed := changed_settings(events):
         yield f"changed by `asyncrl set`: {', '.join(f'{key} = {value}' for key, value in changed.items())}"
 

@@ -321,6 +321,14 @@ def test_a_run_that_failed_is_told_with_its_cause_and_how_to_resume_it() -> None
     ]
 
 
+def test_a_run_that_ended_while_it_was_paused_says_what_lets_it_sample_again() -> None:
+    assert state_lines(RunView(files=an_overview(status="interrupted", paused_by="ann")), "runs/tiny")[-2:] == [
+        "resume: asyncrl resume runs/tiny",
+        "paused: ann paused sampling, which a resume does not end; once the run is resumed: asyncrl resume-sampling "
+        "runs/tiny",
+    ]
+
+
 def test_a_run_that_is_over_is_told_with_its_duration() -> None:
     over = an_overview(status="finished", step=4, wall_s=98.4, age_s=3_600.0, metrics={"accuracy": 0.5}, accuracy=0.75)
     assert file_lines(over)[:3] == [

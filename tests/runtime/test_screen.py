@@ -307,10 +307,13 @@ def test_a_new_run_is_not_resumed(directory: RunDirectory) -> None:
 
 
 def test_steps_after_the_checkpoint_are_computed_again(directory: RunDirectory) -> None:
+    directory.config.write_text("[checkpoint]\nevery_steps = 10\n")
     for step in range(7):
         directory.append_metrics(LINE | {"step": step})
     assert continued(directory) == [
-        "resuming from the beginning, without a checkpoint; steps 1 to 7 are computed again, with the same batches"
+        "resuming from the beginning, without a checkpoint; steps 1 to 7 are computed again, with the same batches",
+        "checkpoint: none yet: the first one comes after step 10 (checkpoint.every_steps = 10), or with `asyncrl "
+        "stop`; until then a resume begins from the base model, with the same batches",
     ]
     folder = write_checkpoint(directory.checkpoints, 5)
     assert continued(directory) == [
