@@ -19,9 +19,9 @@ from asyncrl.config.run_file import load_config
 from asyncrl.errors import AsyncrlError, ConfigError, LinkError
 from asyncrl.foreign_text import escaped
 from asyncrl.messages.session import ContainerCounts
-from asyncrl.messages.supervisor import NodeStatus, Status, StatusWanted
+from asyncrl.messages.supervisor import AbsentNode, NodeStatus, Status, StatusWanted
 from asyncrl.records.evaluation_metrics import failed_note
-from asyncrl.records.formatting import count, duration, share
+from asyncrl.records.formatting import count, counted, duration, share
 from asyncrl.records.measures import recently
 from asyncrl.records.node_folder import node_folder
 from asyncrl.records.run_directory import RunDirectory
@@ -217,7 +217,10 @@ def live_lines(status: Status) -> list[str]:
     version = f"v{status.policy_version} live" if status.policy_version >= 0 else "no weights published yet"
     rows = [["window", _window(status)], *_metric_rows(status)]
     lines = [f"{head}, {version}, {duration(status.time_s)}", *status.notes, *aligned(rows)]
-    lines += ["", *node_lines(status.nodes)]
+    lines += ["", *node_lines(status.nodes, status.absent)]
+    if status.absent:
+        away = [[f"  {node.node}", _away(node, status.nodes)] for node in status.absent]
+        lines += ["", "away", *aligned(away)]
     if still := [[f"  {node.node}", node.still] for node in status.nodes if node.still]:
         lines += ["", "without progress", *aligned(still)]
     if held := [[f"  {node.node}", _held(node.containers)] for node in status.nodes if node.containers]:
@@ -245,8 +248,8 @@ def file_lines(files: RunOverview) -> list[str]:
     return [*lines, *aligned(rows)]
 
 
-def node_lines(nodes: Sequence[NodeStatus]) -> list[str]:
-    """Table of the nodes, without supervisors."""
+def node_lines(nodes: Sequence[NodeStatus], absent: Sequence[AbsentNode] = ()) -> list[str]:
+    """Table of the nodes, without supervisors, and of those that are absent."""
     rows = [["node", "role", "state", "version", "leases", "in hand", "tok/s", "lag ms", "beat s"]]
     for node in nodes:
         if node.role == "supervisor":
@@ -264,7 +267,17 @@ def node_lines(nodes: Sequence[NodeStatus]) -> list[str]:
                 f"{node.silent_s:.1f}",
             ]
         )
+    rows += [[node.node, node.role, node.state, *[""] * 6] for node in absent]
     return aligned(rows, right=range(3, 9)) if len(rows) > 1 else ["no node is connected"]
+
+
+def _away(node: AbsentNode, nodes: Sequence[NodeStatus]) -> str:
+    """Since when and why a node is away, and how many of its role are there."""
+    gone = "not back since the broker's start" if node.state == "silent" else node.state
+    ago = "" if node.ago_s is None else f" {duration(node.ago_s)} ago"
+    cause = f": {node.cause}" if node.cause else ""
+    there = sum(other.role == node.role for other in nodes)
+    return f"{gone}{ago}{cause}; {counted(there, node.role)} connected"
 
 
 def _held(containers: ContainerCounts) -> str:
