@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Literal, get_args
 
 from asyncrl.messages.supervisor import ToldState
-from asyncrl.messages.words import UnreadyState
+from asyncrl.messages.words import Role, UnreadyState
 
 # ── run ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -77,6 +77,9 @@ NODE_STATES: Mapping[NodeState, str] = {
     "exited": "its process ended, as its supervisor says",
 }
 """Meaning of each state of a node."""
+
+NEEDED: Mapping[Role, str] = {"trainer": "trainer", "rollout": "rollout", "spool": "spool", "reward": "reward node"}
+"""Roles without which a run stands still, and what one node of each is called."""
 
 CONNECTED_STATES: tuple[ConnectedState, ...] = get_args(ConnectedState)
 
