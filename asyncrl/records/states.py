@@ -82,6 +82,3 @@ NEEDED: Mapping[Role, str] = {"trainer": "trainer", "rollout": "rollout", "spool
 """Roles without which a run stands still, and what one node of each is called."""
 
 CONNECTED_STATES: tuple[ConnectedState, ...] = get_args(ConnectedState)
-
-WELL_AGAIN = {"node.quiet": "node.heard", "node.stalled": "node.moving", "node.barred": "node.admitted"}
-"""Event that ends a trouble of a node, by the event with which it began."""

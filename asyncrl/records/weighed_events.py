@@ -18,7 +18,6 @@ from msgspec import Struct
 from asyncrl.records.alarms import SENTENCES
 from asyncrl.records.formatting import UNKNOWN, duration, share
 from asyncrl.records.measures import finite
-from asyncrl.records.states import WELL_AGAIN
 
 Weight = Literal["trouble", "over", "news", "routine"]
 WEIGHTS: tuple[Weight, ...] = get_args(Weight)
@@ -40,12 +39,14 @@ ROUTINE = (
 )
 GONE = ("node.lost", "node.exited")
 BACK = ("node.returned", "node.ready", "node.joined")
+NAMED = ("node.", "spool.")
+"""Beginnings of the kinds of one node or spool, which end troubles of that alone."""
 BEGINS = ("run.started", "run.resumed")
 ENDED_BY: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(GONE, BACK),
-    "node.quiet": (WELL_AGAIN["node.quiet"], *BACK),
-    "node.stalled": (WELL_AGAIN["node.stalled"], *BACK),
-    "node.barred": (WELL_AGAIN["node.barred"],),
+    "node.quiet": ("node.heard", *BACK),
+    "node.stalled": ("node.moving", *BACK),
+    "node.barred": ("node.admitted",),
     "ledger.locked": ("ledger.unlocked",),
     "eval.lost": ("eval.finished",),
     "eval.left_out": ("eval.finished",),
@@ -59,8 +60,9 @@ ENDED_BY: Mapping[str, tuple[str, ...]] = {
     "run.finished": ("run.resumed",),
 }
 """
-Events after which a trouble is over, of the same node if it names one, or of the role that it waits for: the first of
-these that came, before the same trouble came again, says when. All of these are over, too, once the run finished.
+Events after which a trouble is over, of the same node or spool if it names one, or of the role that it waits for: the
+first of these that came, before the same trouble came again, says when. All of these are over, too, once the run
+finished.
 """
 
 
@@ -119,7 +121,7 @@ def weighed(events: Sequence[Mapping[str, Any]]) -> list[WeighedEvent]:
 
 def _end(kind: str, whose: str, later: Mapping[tuple[str, str], int]) -> int | None:
     """Place of the event that ended one of this kind; None if none has."""
-    keys = [(end, whose if end.startswith("node.") else "") for end in ENDED_BY.get(kind, ())]
+    keys = [(end, whose if end.startswith(NAMED) else "") for end in ENDED_BY.get(kind, ())]
     ends = [later[key] for key in keys if key in later]
     same = GONE if kind in GONE else (kind,)
     again = min((later[one, whose] for one in same if (one, whose) in later), default=None)
@@ -150,8 +152,9 @@ def _of_role(event: Mapping[str, Any]) -> str:
 
 
 def _node(event: Mapping[str, Any]) -> str:
-    node = event.get("node")
-    return node if isinstance(node, str) and str(event.get("event")).startswith("node.") else ""
+    """The node or spool that an event of it names."""
+    node = event.get("node", event.get("spool"))
+    return node if isinstance(node, str) and str(event.get("event")).startswith(NAMED) else ""
 
 
 def _between_s(begin: Mapping[str, Any], end: Mapping[str, Any]) -> float | None:
