@@ -8,7 +8,7 @@ State of a run: from its broker, or from its files if there is no broker to ask.
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,6 +24,7 @@ from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.formatting import count, counted, duration, share
 from asyncrl.records.measures import recently
 from asyncrl.records.node_folder import node_folder
+from asyncrl.records.resuming import pause_notes
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunOverview, is_awaited, is_run, is_served, is_starting, is_supervised, overview
 from asyncrl.similar_path import did_you_mean
@@ -159,13 +160,6 @@ def how_to_resume(where: str) -> str:
     run = Path(where).absolute()
     known = [command for file, command in COMMANDS.items() if f"--run-dir {run} " in _text(file)]
     return f"{AGAIN}: {known[0]}" if len(known) == 1 else SERVICES
-
-
-def pause_notes(by: str, where: str) -> Iterator[str]:
-    """Sentence about a run that is over and paused, with what lets it sample again; none if nobody paused it."""
-    if by:
-        goes_on = command_line("asyncrl", "resume-sampling", where)
-        yield f"{by} paused sampling, which a resume does not end; once the run is resumed: {goes_on}"
 
 
 def _text(file: Path) -> str:

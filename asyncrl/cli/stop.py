@@ -14,11 +14,12 @@ from pathlib import Path
 from msgspec import Struct
 
 from asyncrl.cli.session import ANSWER_S, operator
-from asyncrl.cli.status import SERVICES, how_to_resume, live_address, opened, pause_notes
+from asyncrl.cli.status import SERVICES, how_to_resume, live_address, opened
 from asyncrl.errors import ConfigError, LinkError, Unanswered
 from asyncrl.messages.supervisor import Finished, Interrupt, Paused, Stacks, StacksWanted
 from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.formatting import share
+from asyncrl.records.resuming import pause_notes
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunOverview, is_going_on, is_served, is_supervised, overview
 from asyncrl.terminal import command_line

@@ -29,10 +29,10 @@ from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import is_locked
 from asyncrl.records.evaluation_metrics import graded_reward
 from asyncrl.records.event_kinds import EventKind
-from asyncrl.records.first_checkpoint import no_checkpoint
 from asyncrl.records.formatting import counted, duration
 from asyncrl.records.measures import RECENT, Ends, Measures, ends_of, finite, measures
 from asyncrl.records.node_folder import node_folder
+from asyncrl.records.resuming import no_checkpoint
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.samples import PicturedSample, SampledEpisode, read_first_episodes, read_pictured_samples
 from asyncrl.records.states import RunOutcome, RunState

@@ -406,6 +406,13 @@ def test_samples_are_offered_once_a_step_has_some(directory: RunDirectory) -> No
     assert offer in outcome_lines(directory, SUMMARY, 0.0, can_resume=True)
 
 
+def test_a_run_that_ended_while_it_was_paused_says_so_where_it_says_how_to_resume_it(directory: RunDirectory) -> None:
+    directory.append_event("sampling.paused", by="ann")
+    *_, resume, paused = outcome_lines(directory, replace(SUMMARY, status="interrupted"), 0.0, can_resume=True)
+    assert resume.startswith("resume      asyncrl resume")
+    assert paused.startswith("paused      ann paused sampling, which a resume does not end")
+
+
 def test_commands_of_a_run_with_a_space_in_its_name_can_be_copied_into_a_shell(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "a run")
     summary = replace(SUMMARY, status="failed")

@@ -1,8 +1,8 @@
-"""A run without a checkpoint says when its first one comes."""
+"""A run without a checkpoint says when its first one comes, and one that is paused what ends that."""
 
 import pytest
 
-from asyncrl.records.first_checkpoint import no_checkpoint
+from asyncrl.records.resuming import no_checkpoint
 
 
 @pytest.mark.parametrize(("every", "steps"), [(20, 0), (20, 20), (0, 300), (-1, 300)])

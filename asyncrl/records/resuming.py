@@ -1,12 +1,14 @@
-"""Sentence about a run without a checkpoint: when its first one comes, and what a resume does until then."""
+"""Sentences on what a resume of a run finds: no checkpoint yet, or a pause."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from asyncrl.terminal import command_line
 
 
 def no_checkpoint(settings: Mapping[str, Any], steps: int, *, is_finished: bool) -> str:
     """
-    Clause that begins with ``none``.
+    Clause about a run without a checkpoint: when its first one comes, and what a resume does until then.
 
     Args:
         settings: Every value of the run's configuration under its full key; empty if that cannot be read.
@@ -22,3 +24,10 @@ def no_checkpoint(settings: Mapping[str, Any], steps: int, *, is_finished: bool)
         f"none yet: the first one comes after {when} (checkpoint.every_steps = {every}), or with `asyncrl stop`; until "
         f"then a resume begins from the base model, with the same batches"
     )
+
+
+def pause_notes(by: str, where: object) -> Iterator[str]:
+    """Sentence about a run that is over and paused, with what lets it sample again; none if nobody paused it."""
+    if by:
+        goes_on = command_line("asyncrl", "resume-sampling", where)
+        yield f"{by} paused sampling, which a resume does not end; once the run is resumed: {goes_on}"
