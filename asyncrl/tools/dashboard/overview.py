@@ -16,7 +16,7 @@ from asyncrl.records.alarms import alarms
 from asyncrl.records.evaluation_metrics import failed_note, graded_reward
 from asyncrl.records.formatting import UNKNOWN, counted
 from asyncrl.records.measures import RECENT, RECENTLY, Ends, Measures, number, recently
-from asyncrl.records.run_record import RunRecord, paused_by
+from asyncrl.records.run_record import RunRecord
 from asyncrl.records.states import INTERRUPTED, NEEDED, progress
 from asyncrl.records.times import WAITS, kind_of
 from asyncrl.records.weighed_events import weighed
@@ -88,7 +88,7 @@ def sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]], *, is_
         return f"{begun}: {record.cause or 'no cause was recorded'}."
     if state == "interrupted":
         why = "" if record.cause in ("", INTERRUPTED) else f": {record.cause}"
-        return f"{begun}{why}; `asyncrl resume` continues it{_stays_paused(record)}."
+        return f"{begun}{why}; `asyncrl resume` continues it."
     if state == "finished":
         begun += record.summary.goal_note if record.summary else ""
         took = f" in {formatting.duration(record.wall_s)}" if record.wall_s else ""
@@ -97,19 +97,13 @@ def sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]], *, is_
         if record.cause:
             return f"{begun}: {record.cause}."
         ago = "" if record.silent_s is None else f", {formatting.duration(record.silent_s)} ago"
-        resume = f"`asyncrl resume` continues it{_stays_paused(record)}"
-        return f"{begun}{ago}.{missing(record)} No broker serves it on this machine: {resume}."
+        return f"{begun}{ago}.{missing(record)} No broker serves it on this machine: `asyncrl resume` continues it."
     doing = _doing(record)
     if not record.metrics:
         loading = "" if _is_live_version(record) else " The nodes load the model."
         return f"{begun}{_elapsed(record)}.{doing or missing(record) or loading}"
     waited = _bottleneck(record, waits) if is_alone else ""
     return f"{begun}{_time_left(record)}{accuracy}.{doing}{missing(record)}{waited}{_alarms(record)}"
-
-
-def _stays_paused(record: RunRecord) -> str:
-    by = paused_by(record.events)
-    return f", and `asyncrl resume-sampling` then ends the pause of {by}" if by else ""
 
 
 def missing(record: RunRecord) -> str:

@@ -80,9 +80,6 @@ def test_a_run_that_stopped_says_what_is_known_and_then_what_to_do() -> None:
     told = f"rollout-0 was lost: silent for 10 s. It waited: no rollout is connected. {what_to_do}"
     stopped = record(metrics=STEPS, events=[lost, waiting], silent_s=500.0)
     assert sentence(stopped, {}, 500.0) == f"Stopped after step 20 of 100, 8 min 20 s ago. {told}"
-    paused = record(metrics=STEPS, events=[{"event": "sampling.paused", "by": "ann"}], silent_s=500.0)
-    then = "and `asyncrl resume-sampling` then ends the pause of ann."
-    assert sentence(paused, {}, 500.0).endswith(f"continues it, {then}")
     live = {"event": "version.live", "policy_version": 20}
     assert "It waited" not in sentence(record(events=[waiting, live]), {}, 500.0)
     assert page.then(stopped) == "This is how it was 8 min 20 s ago, when the last of it was recorded."
