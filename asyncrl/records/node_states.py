@@ -11,9 +11,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from asyncrl.records.events import BEGINS
 from asyncrl.records.measures import finite
 from asyncrl.records.states import NodeState
-from asyncrl.records.weighed_events import BEGINS
 
 STATES: Mapping[str, NodeState] = {
     "node.joined": "loading",

@@ -41,7 +41,7 @@ from asyncrl.files.access import close_folder, make_folder, require_unaltered
 from asyncrl.files.atomic import needed, replacing
 from asyncrl.files.checkpoints import newest_complete
 from asyncrl.files.json_lines import JsonLines
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import EventKind
 from asyncrl.records.node_folder import node_folder
 from asyncrl.records.states import RunOutcome
 from asyncrl.records.times import TimesLine, rounded

@@ -28,7 +28,7 @@ from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import is_locked
 from asyncrl.records.evaluation_metrics import graded_reward
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import EventKind
 from asyncrl.records.formatting import counted, duration
 from asyncrl.records.measures import RECENT, Ends, Measures, ends_of, finite, measures
 from asyncrl.records.node_folder import node_folder

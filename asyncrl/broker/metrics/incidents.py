@@ -23,9 +23,8 @@ from asyncrl.config.correction import WIDE, clips_to_sampler, with_clip_high
 from asyncrl.config.sections.sampling import LOW, greedy
 from asyncrl.messages.supervisor import Incident
 from asyncrl.records.alarms import NO_LEARNING
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import ENDED_BY, EventKind
 from asyncrl.records.formatting import counted
-from asyncrl.records.weighed_events import ENDED_BY
 
 KEPT = 12
 """Incidents kept, one for each sentence but for its `VARIED` fields."""

@@ -34,7 +34,7 @@ from asyncrl.messages.session import Beat, MachineUse
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.words import Role
 from asyncrl.records.alarms import NO_LEARNING
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import EventKind
 from asyncrl.records.failure_sentences import by_site
 from asyncrl.records.measures import RECENT
 from asyncrl.records.node_states import NodeStates

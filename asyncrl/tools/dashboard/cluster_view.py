@@ -13,11 +13,11 @@ from msgspec import Struct, structs
 
 from asyncrl.config.meanings import meanings
 from asyncrl.records import formatting
+from asyncrl.records.events import WEIGHTS, WeighedEvent, Weight, news, weighed
 from asyncrl.records.formatting import counted
 from asyncrl.records.node_states import GONE, NodeRecord, NodeStates
 from asyncrl.records.run_record import RunRecord
 from asyncrl.records.times import APART, NodeTimes
-from asyncrl.records.weighed_events import WEIGHTS, WeighedEvent, Weight, news, weighed
 from asyncrl.tools.dashboard.sample_index import SampleIndex
 from asyncrl.tools.dashboard.time_bands import TimeBands
 from asyncrl.tools.track import SECRET

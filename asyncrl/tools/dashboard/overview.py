@@ -14,12 +14,12 @@ from msgspec import Struct
 from asyncrl.records import formatting
 from asyncrl.records.alarms import alarms
 from asyncrl.records.evaluation_metrics import failed_note, graded_reward
+from asyncrl.records.events import weighed
 from asyncrl.records.formatting import UNKNOWN, counted
 from asyncrl.records.measures import RECENT, RECENTLY, Ends, Measures, number, recently
 from asyncrl.records.run_record import RunRecord
 from asyncrl.records.states import INTERRUPTED, NEEDED, progress
 from asyncrl.records.times import WAITS, kind_of
-from asyncrl.records.weighed_events import weighed
 from asyncrl.tools.dashboard.cluster_view import NodeView, gone, nodes, role_order, settings, trouble_sentence
 from asyncrl.tools.dashboard.time_bands import TimeBands
 

@@ -20,7 +20,7 @@ from asyncrl.broker.metrics.incidents import (
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
 from asyncrl.messages.supervisor import Incident
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import EventKind
 
 
 def a_config(warn: float = 0.5, **sections: Any) -> Config:

@@ -23,7 +23,7 @@ from asyncrl.messages.trajectory import Prompt, Unit
 from asyncrl.messages.weights import Live
 from asyncrl.messages.wire import PROTOCOL
 from asyncrl.messages.words import Role
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import EventKind
 from asyncrl.records.run_directory import RunDirectory
 from tests.broker.driver import Cluster, Reward, Rollout, Trainer, a_config, a_scheduler
 

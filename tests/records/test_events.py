@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.records.weighed_events import news, weighed
+from asyncrl.records.events import news, weighed
 
 
 def event(kind: str, second: int = 0, **fields: Any) -> dict[str, Any]:
