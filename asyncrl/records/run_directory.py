@@ -202,14 +202,18 @@ class RunDirectory:
         Raises `ConfigError` if there is no run in ``path``, and `RunFailed` if the disk refuses a write.
         """
         directory = cls(path)
-        if not directory.config.is_file():
-            if elsewhere := node_folder(path):
-                raise ConfigError(elsewhere)
-            meant = did_you_mean(path, lambda beside: cls(beside).config.is_file())
-            raise ConfigError(f"no run to resume: {directory.config} does not exist{meant}")
+        directory.require_resumable()
         with needed(directory.summary):
             directory.summary.unlink(missing_ok=True)
             return directory._with_folders()
+
+    def require_resumable(self) -> None:
+        """Raise `ConfigError` if there is no run in the directory."""
+        if not self.config.is_file():
+            if elsewhere := node_folder(self.path):
+                raise ConfigError(elsewhere)
+            meant = did_you_mean(self.path, lambda beside: RunDirectory(beside).config.is_file())
+            raise ConfigError(f"no run to resume: {self.config} does not exist{meant}")
 
     def close(self, *, group_reads: bool = False) -> str:
         """

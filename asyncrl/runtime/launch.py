@@ -287,8 +287,7 @@ def resume(
             f"longer: {longer}",
         )
         return
-    if not directory.config.is_file():
-        raise ConfigError(f"no run to resume: {directory.config} does not exist")
+    directory.require_resumable()
     if directory.local_key.exists():
         raise ConfigError(
             f"{path} was served with keys, which `asyncrl resume` has not: start its services again, or asyncrl-node "
