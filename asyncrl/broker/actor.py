@@ -42,7 +42,7 @@ from asyncrl.messages.spool import SpoolAddress
 from asyncrl.messages.supervisor import Exited, Interrupt, Progress
 from asyncrl.messages.trainer import Batch, Commit, Stepped
 from asyncrl.messages.weights import Live
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import EventKind
 from asyncrl.records.metrics import Sample
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.samples import SamplesWriter

@@ -12,7 +12,7 @@ from asyncrl.foreign_text import escaped
 from asyncrl.messages.codec import Message
 from asyncrl.messages.trainer import Commit, Resumed, StepFailed, Stepped, Take
 from asyncrl.messages.weights import Live, Publishing, Transferred, Uploaded
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import EventKind
 from asyncrl.records.failure_sentences import OTHERS, RaisedError, sentences
 
 # ── units ─────────────────────────────────────────────────────────────────────────────────────

@@ -172,6 +172,7 @@ class Operators:
                 time_s=files.time_s,
                 incidents=files.incidents.told(self._wall_clock()),
                 restarts=self._restarts.notes(now_s),
+                absent=files.node_states.absent,
                 metrics={key: float(n) for key, n in files.last_line.items() if isinstance(n, int | float)},
             )
             self._told = now_s, status

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.messages.codec import Message
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import EventKind
 
 
 class OutgoingMessage(Struct, frozen=True, gc=False):

@@ -481,21 +481,21 @@ class Scheduler:
     def _remove(self, node: Node, cause: str, now_s: float, *, on_purpose: bool) -> None:
         """Remove a node that is gone, and queue its work for others. A member of the trainer takes the others along."""
         self.nodes.leave(node.peer)
-        num_leases = self.dispatcher.revoke(node, "node_left" if on_purpose else "node_lost")
+        num_reissued = self.dispatcher.revoke(node, "node_left" if on_purpose else "node_lost")
         self.out.event(
             "node.left" if on_purpose else "node.lost",
             node=node.name,
             role=node.role,
             incarnation=node.incarnation,
             cause=cause,
-            leases_reissued=num_leases,
+            trajectories_reissued=num_reissued,
         )
         self._trajectories.revoke(node.peer)
         self.turns.departed(node.peer, now_s)
         self.versions.departed(node)
         self.spools.release(node.peer)
         if node.role == "spool" and not self.is_finished:
-            self.spool_loss.departed(node.name, now_s)
+            self.spool_loss.departed(node.name, now_s, is_over=self.is_over)
         elif node.role == "trainer":
             self.training.trainer_left()
         gone = f"{'left' if on_purpose else 'was lost'}: {cause}"

@@ -7,6 +7,7 @@ nothing.
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from typing import cast
 
 from msgspec import Struct
 
@@ -15,8 +16,9 @@ from asyncrl.broker.nodes.availability import missing_roles, none_connected, wai
 from asyncrl.broker.nodes.node import Node
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.messages.spool import HOSTED_SPOOL
-from asyncrl.messages.supervisor import Exited, Incident, NodeStatus, Status, ToldState
+from asyncrl.messages.supervisor import AbsentNode, AbsentState, Exited, Incident, NodeStatus, Status, ToldState
 from asyncrl.records.evaluation_metrics import graded_reward
+from asyncrl.records.node_states import NodeRecord
 from asyncrl.records.states import GROUP_STATES, ConnectedState, GroupState
 
 # ── node states ───────────────────────────────────────────────────────────────────────────────
@@ -203,6 +205,7 @@ def run_status(
     time_s: float = 0.0,
     incidents: Sequence[Incident] = (),
     restarts: Sequence[str] = (),
+    absent: Sequence[NodeRecord] = (),
     metrics: Mapping[str, float] | None = None,
 ) -> Status:
     """
@@ -213,6 +216,7 @@ def run_status(
         step: Steps that were trained and recorded.
         time_s: Duration of the run so far.
         restarts: Sentences about nodes that are started again.
+        absent: Nodes that are away.
         metrics: Metrics of the last step.
     """
     groups = group_states(scheduler)
@@ -244,7 +248,13 @@ def run_status(
         base_accuracy=scheduler.evaluation.base_accuracy,
         accuracy_failed=measured[-1].num_failed if measured else 0,
         held_out_reward=graded_reward(measured[-1].accuracy, measured[-1].metrics.get("reward")) if measured else None,
+        absent=[_absent(node, time_s) for node in absent],
     )
+
+
+def _absent(node: NodeRecord, time_s: float) -> AbsentNode:
+    ago_s = None if node.since_s is None else round(max(time_s - node.since_s, 0.0), 1)
+    return AbsentNode(node.name, node.role, cast("AbsentState", node.state), node.cause, ago_s)
 
 
 def group_states(scheduler: Scheduler) -> dict[GroupState, int]:

@@ -11,19 +11,20 @@ from msgspec.structs import replace
 from asyncrl.broker.audit.run_audit import RunAudit
 from asyncrl.broker.audit.sample_rules import StoredPayload
 from asyncrl.broker.ledger.audit import Audit
-from asyncrl.broker.ledger.reader import DeadLetter, dead_letters, read_records
+from asyncrl.broker.ledger.reader import DeadLetter, dead_letters, read_ledger_meta, read_records
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
 from asyncrl.data.prompts import train_stream
 from asyncrl.errors import ConfigError, LedgerError, VerifierError
 from asyncrl.foreign_text import shown
+from asyncrl.messages.spool import HOSTED_SPOOL
 from asyncrl.messages.trajectory import Prompt, Trajectory
 from asyncrl.messages.words import FinishReason
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import require_run
 from asyncrl.records.samples import SampleFacts, prompt_text, read_facts
 from asyncrl.reward.verifier import Verdict, VerifierInput, verifier_input
-from asyncrl.spool.folder import read_contents, segment_numbers
+from asyncrl.spool.folder import read_contents, read_identity, segment_numbers
 from asyncrl.spool.segment_writer import Entry, Place
 from asyncrl.terminal import Row, aligned
 
@@ -111,23 +112,43 @@ SHOWN = 8
 # ── read ────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_audit(path: Path, *, is_quick: bool = False, is_graded: bool = False) -> Audit:
+def read_audit(path: Path, *, is_quick: bool = False, is_graded: bool = False, spools: Sequence[Path] = ()) -> Audit:
     """
     Audit a run: its ledger, and its other files against it.
 
     Args:
         is_quick: Leave out what reads every byte of checkpoints and payloads.
         is_graded: Grade the samples again.
+        spools: Folders of spools beside the broker's own, or copies of them.
 
-    Raises `ConfigError` if there is no run directory, and `LedgerError` if the ledger is missing or damaged.
+    Raises `ConfigError` if there is no run directory, or a folder is not that of a spool of this run, and `LedgerError`
+    if the ledger is missing or damaged.
     """
     directory = require_run(path)
     config = load_config(directory.config)
     run_audit = RunAudit(
-        directory, config, read_spool=_stored_payloads, list_segments=segment_numbers, is_quick=is_quick
+        directory,
+        config,
+        read_spool=_stored_payloads,
+        list_segments=segment_numbers,
+        spools={HOSTED_SPOOL: directory.spool, **_named(spools, directory)},
+        is_quick=is_quick,
     )
     accounts = run_audit.audit()
     return regraded(directory, run_audit.config, accounts) if is_graded else accounts
+
+
+def _named(spools: Sequence[Path], directory: RunDirectory) -> dict[str, Path]:
+    """Folders of spools by name. Raises `ConfigError` for one of another run."""
+    identities = {folder: read_identity(folder) for folder in spools}
+    for folder, identity in identities.items():
+        meta = read_ledger_meta(directory.ledger)
+        if identity.run_id not in (meta.run_id, meta.chain_id):  # The latter: of what a run was copied from.
+            raise ConfigError(
+                f"{folder} has the payloads of run {identity.run_id or 'none'}, but {directory.path} is run "
+                f"{meta.run_id}: give the folder of a spool of this run"
+            )
+    return {identity.name: folder for folder, identity in identities.items()}
 
 
 def _stored_payloads(spool: Path) -> Iterator[StoredPayload | str]:

@@ -22,7 +22,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.foreign_text import escaped
 from asyncrl.messages.spool import HOSTED_SPOOL
-from asyncrl.records.event_kinds import EVENT_KINDS
+from asyncrl.records.events import EVENT_KINDS
 from asyncrl.records.run_directory import SCREEN, RunDirectory
 from asyncrl.records.run_record import is_going_on, is_run, require_run
 from asyncrl.spool.folder import ID_BYTES

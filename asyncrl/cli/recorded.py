@@ -72,20 +72,24 @@ def dashboard(runs: tuple[Path, ...], host: str, port: int | None) -> None:
 @click.argument("run_directory", metavar="RUN", type=RUN_PATH)
 @click.option("--quick", "is_quick", is_flag=True, help="Leave out contents of checkpoints and payloads.")
 @click.option("--grade", "is_graded", is_flag=True, help="Grade the samples again by the run's reward, and compare.")
+@click.option("--spool", "spools", type=PATH, multiple=True, metavar="DIR", help="Also read this spool; repeatable.")
 @json_option
 @report_errors
-def audit(run_directory: Path, *, is_quick: bool, is_graded: bool, as_json: bool) -> None:
+def audit(run_directory: Path, *, is_quick: bool, is_graded: bool, spools: tuple[Path, ...], as_json: bool) -> None:
     """
     Count what became of every group, trajectory and token.
 
     RUN is a run directory. Its ledger is checked record by record, and its config, metrics, checkpoints, samples,
     spool, summary and data against the ledger. Exits with 74 if anything does not add up: a group was lost, skipped or
     trained twice, a token is older than the schedule allows, a file was edited, or two files disagree.
+
+    Of the spools, the one of the broker's process is read. Of others, name the folder, or a copy of it: DIR is what its
+    asyncrl-node was given as --dir.
     """
     from asyncrl.cli.inspect import audit_table, read_audit
 
     with told_if_slow(f"comparing every record of {run_directory} with its files; this takes minutes for a long run"):
-        accounts = read_audit(run_directory, is_quick=is_quick, is_graded=is_graded)
+        accounts = read_audit(run_directory, is_quick=is_quick, is_graded=is_graded, spools=spools)
     echo(to_json(accounts) if as_json else audit_table(accounts))
     sys.exit(LedgerError.exit_code if accounts.problems else 0)
 

@@ -19,13 +19,23 @@ from asyncrl.config.run_file import load_config
 from asyncrl.errors import AsyncrlError, ConfigError, LinkError
 from asyncrl.foreign_text import escaped
 from asyncrl.messages.session import ContainerCounts
-from asyncrl.messages.supervisor import NodeStatus, Status, StatusWanted
+from asyncrl.messages.supervisor import AbsentNode, NodeStatus, Status, StatusWanted
 from asyncrl.records.evaluation_metrics import failed_note
-from asyncrl.records.formatting import count, duration, share
+from asyncrl.records.formatting import count, counted, duration, share
 from asyncrl.records.measures import recently
+from asyncrl.records.node_folder import node_folder
+from asyncrl.records.resuming import pause_notes
 from asyncrl.records.run_directory import RunDirectory
-from asyncrl.records.run_record import RunOverview, is_awaited, is_run, is_served, is_starting, is_supervised, overview
-from asyncrl.similar_path import did_you_mean
+from asyncrl.records.run_record import (
+    RunOverview,
+    is_awaited,
+    is_run,
+    is_served,
+    is_starting,
+    is_supervised,
+    meant_run,
+    overview,
+)
 from asyncrl.terminal import Row, aligned, command_line
 from asyncrl.wire.run_address import RunAddress, locate
 
@@ -93,6 +103,8 @@ def opened(where: str) -> RunDirectory:
     """A run directory; raises `ConfigError` if ``where`` is none, naming the runs there are."""
     path = Path(where)
     if not is_run(path):
+        if elsewhere := node_folder(path):
+            raise ConfigError(elsewhere)
         if (logs := path / "logs").is_dir():
             raise ConfigError(
                 f"there is no run in {where} yet: its broker was not started, or could not begin; the broker's log, in "
@@ -100,7 +112,7 @@ def opened(where: str) -> RunDirectory:
             )
         raise ConfigError(
             f"{where} is neither a run directory nor a broker's address: there is no config.toml in it; `asyncrl ls` "
-            f"lists the runs below runs/, and an address is tcp://HOST:PORT{did_you_mean(path, is_run)}"
+            f"lists the runs below runs/, and an address is tcp://HOST:PORT{meant_run(path)}"
         )
     return RunDirectory(path)
 
@@ -200,6 +212,7 @@ def state_lines(state: RunView, where: str) -> list[str]:
     lines = file_lines(state.files) if state.files else []
     if state.files and state.files.status in ("stopped", "failed", "interrupted") and not state.is_awaited:
         lines.append(f"resume: {how_to_resume(where)}")
+        lines += [f"paused: {note}" for note in pause_notes(state.files.paused_by, where)]
     return lines
 
 
@@ -209,7 +222,10 @@ def live_lines(status: Status) -> list[str]:
     version = f"v{status.policy_version} live" if status.policy_version >= 0 else "no weights published yet"
     rows = [["window", _window(status)], *_metric_rows(status)]
     lines = [f"{head}, {version}, {duration(status.time_s)}", *status.notes, *aligned(rows)]
-    lines += ["", *node_lines(status.nodes)]
+    lines += ["", *node_lines(status.nodes, status.absent)]
+    if status.absent:
+        away = [[f"  {node.node}", _away(node, status.nodes)] for node in status.absent]
+        lines += ["", "away", *aligned(away)]
     if still := [[f"  {node.node}", node.still] for node in status.nodes if node.still]:
         lines += ["", "without progress", *aligned(still)]
     if held := [[f"  {node.node}", _held(node.containers)] for node in status.nodes if node.containers]:
@@ -233,12 +249,12 @@ def file_lines(files: RunOverview) -> list[str]:
     lines = [f"{files.run}: {files.status}, step {files.step} of {planned}{took}{began}"]
     rows = [["cause", files.cause]] if files.cause else []
     rows += _metric_rows(files)
-    rows += [["checkpoint", files.checkpoint or "none"], *(["note", note] for note in files.notes)]
+    rows += [["checkpoint", files.checkpoint or files.no_checkpoint], *(["note", note] for note in files.notes)]
     return [*lines, *aligned(rows)]
 
 
-def node_lines(nodes: Sequence[NodeStatus]) -> list[str]:
-    """Table of the nodes, without supervisors."""
+def node_lines(nodes: Sequence[NodeStatus], absent: Sequence[AbsentNode] = ()) -> list[str]:
+    """Table of the nodes, without supervisors, and of those that are absent."""
     rows = [["node", "role", "state", "version", "leases", "in hand", "tok/s", "lag ms", "beat s"]]
     for node in nodes:
         if node.role == "supervisor":
@@ -256,7 +272,17 @@ def node_lines(nodes: Sequence[NodeStatus]) -> list[str]:
                 f"{node.silent_s:.1f}",
             ]
         )
+    rows += [[node.node, node.role, node.state, *[""] * 6] for node in absent]
     return aligned(rows, right=range(3, 9)) if len(rows) > 1 else ["no node is connected"]
+
+
+def _away(node: AbsentNode, nodes: Sequence[NodeStatus]) -> str:
+    """Since when and why a node is away, and how many of its role are there."""
+    gone = "not back since the broker's start" if node.state == "silent" else node.state
+    ago = "" if node.ago_s is None else f" {duration(node.ago_s)} ago"
+    cause = f": {node.cause}" if node.cause else ""
+    there = sum(other.role == node.role for other in nodes)
+    return f"{gone}{ago}{cause}; {counted(there, node.role)} connected"
 
 
 def _held(containers: ContainerCounts) -> str:

@@ -11,12 +11,15 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from msgspec import Struct
+
 from asyncrl.cli.session import ANSWER_S, operator
 from asyncrl.cli.status import SERVICES, how_to_resume, live_address, opened
 from asyncrl.errors import ConfigError, LinkError, Unanswered
-from asyncrl.messages.supervisor import Finished, Interrupt, Stacks, StacksWanted
+from asyncrl.messages.supervisor import Finished, Interrupt, Paused, Stacks, StacksWanted
 from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.formatting import share
+from asyncrl.records.resuming import pause_notes
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunOverview, is_going_on, is_served, is_supervised, overview
 from asyncrl.terminal import command_line
@@ -37,7 +40,7 @@ async def stop(where: str, key: Path | None, wait_s: float) -> list[str]:
         LinkError: Its broker does not run, does not answer, or has not ended the run within ``wait_s`` seconds.
     """
     if "://" in where:
-        return _ended_elsewhere(where, *await interrupt(locate(where, key), wait_s))
+        return _ended_elsewhere(where, await interrupt(locate(where, key), wait_s))
     directory = opened(where)
     if is_served(directory):
         await interrupt(locate(where, key), wait_s)
@@ -49,20 +52,32 @@ async def stop(where: str, key: Path | None, wait_s: float) -> list[str]:
     return kept_lines(overview(directory.path), where)
 
 
-async def interrupt(run: RunAddress, wait_s: float) -> tuple[Finished, str]:
-    """End the run at the broker; returns its end and the run directory on the broker's machine. Raises as `stop`."""
+class RunEnd(Struct, frozen=True):
+    """End of a run as its broker told it."""
+
+    finished: Finished
+    run_dir: str
+    """Run directory on the broker's machine."""
+    paused_by: str = ""
+    """Operator who paused sampling; empty if nobody did."""
+
+
+async def interrupt(run: RunAddress, wait_s: float) -> RunEnd:
+    """End the run at the broker. Raises as `stop`."""
+    paused_by = ""
     async with operator(run) as session:
         await session.link.send(Interrupt())
         try:
             async with asyncio.timeout(wait_s):
                 while not isinstance(message := await session.link.receive(), Finished):
-                    pass
+                    if isinstance(message, Paused):  # Whoever joins a paused run is told that first.
+                        paused_by = message.by if message.is_paused else ""
         except TimeoutError:
             raise LinkError(
                 f"the run was told to end, but has not within {wait_s:g} s: its trainer may still be writing a "
                 f"checkpoint; `asyncrl status` says what its nodes do"
             ) from None
-        return message, session.welcome.run_dir
+        return RunEnd(message, session.welcome.run_dir, paused_by)
 
 
 async def wait_until_left(
@@ -87,19 +102,22 @@ def kept_lines(run: RunOverview, where: str) -> list[str]:
         else ""
     )
     lines = [f"{run.run} is over: {run.status} after {run.step} of {run.steps} steps{accuracy}"]
-    lines.append(f"checkpoint  {run.checkpoint or 'none: it starts from the base model again'}")
+    lines.append(f"checkpoint  {run.checkpoint or run.no_checkpoint}")
     if run.status != "finished":
         lines.append(f"resume      {how_to_resume(where)}")
+        lines += [f"paused      {note}" for note in pause_notes(run.paused_by, where)]
     return lines
 
 
-def _ended_elsewhere(address: str, end: Finished, run_dir: str) -> list[str]:
+def _ended_elsewhere(address: str, told: RunEnd) -> list[str]:
+    end, run_dir = told.finished, told.run_dir
     lines = [f"the run is over: {end.status}{f' ({end.cause})' if end.cause else ''}"]
     lines.append(f"kept        {run_dir}, on the broker's machine")
     if end.status != "finished":
         is_alone = is_loopback(address) and not RunDirectory(Path(run_dir)).local_key.exists()
         command = f"{command_line('asyncrl', 'resume', run_dir)}, there; or " if is_alone else ""
         lines.append(f"resume      {command}{SERVICES}")
+        lines += [f"paused      {note}" for note in pause_notes(told.paused_by, address)]
     return lines
 
 

@@ -162,6 +162,21 @@ class NodeStatus(Value, frozen=True):
     """Rollouts whose episodes have containers."""
 
 
+AbsentState = Literal["lost", "exited", "silent"]
+
+
+class AbsentNode(Value, frozen=True):
+    """A node that did not leave on purpose, and whose place no other has taken."""
+
+    node: str
+    role: str
+    state: AbsentState
+    """``silent`` if it has not joined the broker that was started since."""
+    cause: str
+    ago_s: float | None
+    """Seconds since then; None if no event tells."""
+
+
 class Incident(Value, frozen=True):
     """Death, drop, failure or wait, in one sentence; the same one again is counted."""
 
@@ -211,6 +226,8 @@ class Status(Message, frozen=True):
     """Completions of the last evaluation that failed, and are not in its accuracy."""
     held_out_reward: float | None = None
     """Mean reward of the last evaluation; None if it is the accuracy."""
+    absent: list[AbsentNode] = []
+    """Nodes that are away, the longest away first."""
 
 
 @sent(by="supervisor", to="broker")

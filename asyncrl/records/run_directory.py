@@ -41,10 +41,10 @@ from asyncrl.files.access import as_folder, close_folder, make_folder, require_u
 from asyncrl.files.atomic import needed, replacing
 from asyncrl.files.checkpoints import newest_complete
 from asyncrl.files.json_lines import JsonLines
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import EventKind
+from asyncrl.records.node_folder import node_folder
 from asyncrl.records.states import RunOutcome
 from asyncrl.records.times import TimesLine, rounded
-from asyncrl.similar_path import did_you_mean
 
 LOCK_WAIT_S = 10.0
 """Time for an earlier broker of the run to end: one whose supervisor was killed notices within seconds."""
@@ -202,8 +202,7 @@ class RunDirectory:
         """
         directory = cls(path)
         if not directory.config.is_file():
-            meant = did_you_mean(path, lambda beside: cls(beside).config.is_file())
-            raise ConfigError(f"no run to resume: {directory.config} does not exist{meant}")
+            raise ConfigError(node_folder(path) or f"no run to resume: {directory.config} does not exist")
         with needed(directory.summary):
             directory.summary.unlink(missing_ok=True)
             return directory._with_folders()

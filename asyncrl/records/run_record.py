@@ -28,9 +28,11 @@ from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import is_locked
 from asyncrl.records.evaluation_metrics import graded_reward
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import EventKind
 from asyncrl.records.formatting import counted, duration
 from asyncrl.records.measures import RECENT, Ends, Measures, ends_of, finite, measures
+from asyncrl.records.node_folder import node_folder
+from asyncrl.records.resuming import no_checkpoint
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.samples import PicturedSample, SampledEpisode, read_first_episodes, read_pictured_samples
 from asyncrl.records.states import RunOutcome, RunState
@@ -68,6 +70,8 @@ def is_run(path: Path) -> bool:
 def require_run(path: Path) -> RunDirectory:
     """A run directory; raises `ConfigError`, with the run that was probably meant, if ``path`` is none."""
     if not is_run(path):
+        if elsewhere := node_folder(path):
+            raise ConfigError(elsewhere)
         raise ConfigError(f"{path} is not a run directory: there is no config.toml in it{meant_run(path)}")
     return RunDirectory(path)
 
@@ -179,11 +183,17 @@ def state_of(summary: RunSummary | None, events: Iterable[Event], *, is_served: 
         is_served: A broker serves the run.
     """
     if is_served:
-        return "paused" if _last(events, PAUSES).get("event") == "sampling.paused" else "running"
+        return "paused" if paused_by(events) else "running"
     if summary:
         return summary.status
     end = _end(events)
     return "stopped" if end is None else end.get("status", "finished")
+
+
+def paused_by(events: Iterable[Event]) -> str:
+    """Operator who paused sampling, if nobody has let it go on since; empty if it goes on."""
+    last = _last(events, PAUSES)
+    return str(last.get("by") or "an operator") if last.get("event") == "sampling.paused" else ""
 
 
 def cause_of(summary: RunSummary | None, events: Iterable[Event]) -> str:
@@ -258,8 +268,12 @@ class RunOverview(Struct, frozen=True, kw_only=True):
     """Completions of the last evaluation that failed, and are not in its accuracy."""
     held_out_reward: float | None = None
     """Mean reward of the last evaluation; None if it is the accuracy."""
+    paused_by: str = ""
+    """Operator who paused sampling, also of a run that is over: a resume does not end it; empty without one."""
     checkpoint: str = ""
     """Path of the newest checkpoint; empty without one."""
+    no_checkpoint: str = "none"
+    """When the first one comes, and what a resume does until then; empty with one."""
     began_at: str = ""
     """Time of the first event, ISO 8601; before it, that of the configuration; empty without one."""
     age_s: float | None = None
@@ -279,26 +293,30 @@ def overview(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunO
     directory, notes = RunDirectory(path), list[str]()
     summary = _read(directory.read_summary, None, notes)
     line = _read(JsonLines(directory.metrics).last, None, notes) or {}
-    events: list[Event] = [] if summary else _read(directory.read_events, [], notes)
+    is_finished = summary is not None and summary.status == "finished"
+    events: list[Event] = [] if is_finished else _read(directory.read_events, [], notes)
     evaluations = evaluations_of(events)
     base_accuracy, accuracy, accuracy_failed = accuracies(summary, evaluations)
     reward = summary.held_out_reward if summary else evaluations[-1].reward if evaluations else None
     first = _read(JsonLines(directory.events).first, None, notes) or {}
     began_at = str(first.get("at", "")) or _changed_at(directory.config)
-    planned = None if summary else read_settings(directory, notes).get("run.steps")
     checkpoints = sorted(directory.checkpoints.glob("step_*/manifest.json"))
+    settings = {} if summary and checkpoints else read_settings(directory, notes)
+    planned, step = settings.get("run.steps"), summary.steps if summary else int(line.get("step", -1)) + 1
     return RunOverview(
         run=path.resolve().name,
         status=state_of(summary, events, is_served=is_served(directory)),
         cause=cause_of(summary, events or filter(None, [_read(JsonLines(directory.events).last, None, notes)])),
-        step=summary.steps if summary else int(line.get("step", -1)) + 1,
+        step=step,
         steps=summary.steps_planned if summary else planned if isinstance(planned, int) else None,
         reward=line.get("reward"),
         base_accuracy=base_accuracy,
         accuracy=accuracy,
         accuracy_failed=accuracy_failed,
         held_out_reward=graded_reward(accuracy, reward),
+        paused_by=paused_by(events),
         checkpoint=str(checkpoints[-1].parent) if checkpoints else "",
+        no_checkpoint="" if checkpoints else no_checkpoint(settings, step, is_finished=is_finished),
         began_at=began_at,
         age_s=wall_clock() - datetime.fromisoformat(began_at).timestamp() if began_at else None,
         wall_s=summary.wall_s if summary else None,
@@ -527,10 +545,14 @@ class RunRecord(Struct, frozen=True, kw_only=True):
 
 
 def read_run(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunRecord:
-    """Read a run directory. Raises `ConfigError` if ``path`` is not a directory, or one of runs."""
+    """
+    Read a run directory, or what there is of one on the machine of its trainer.
+
+    Raises `ConfigError` if ``path`` is not a directory, or one of runs, or of nodes alone.
+    """
     if not path.is_dir():
         raise ConfigError(f"no such run: {path} is not a directory{did_you_mean(path, is_run)}")
-    if find_runs(path):
+    if find_runs(path) or (node_folder(path) and not RunDirectory(path).checkpoints.is_dir()):
         require_run(path)
     directory, notes = RunDirectory(path), list[str]()
     return RunRecord(

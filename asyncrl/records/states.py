@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Literal, get_args
 
 from asyncrl.messages.supervisor import ToldState
-from asyncrl.messages.words import UnreadyState
+from asyncrl.messages.words import Role, UnreadyState
 
 # ── run ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -78,7 +78,7 @@ NODE_STATES: Mapping[NodeState, str] = {
 }
 """Meaning of each state of a node."""
 
-CONNECTED_STATES: tuple[ConnectedState, ...] = get_args(ConnectedState)
+NEEDED: Mapping[Role, str] = {"trainer": "trainer", "rollout": "rollout", "spool": "spool", "reward": "reward node"}
+"""Roles without which a run stands still, and what one node of each is called."""
 
-WELL_AGAIN = {"node.quiet": "node.heard", "node.stalled": "node.moving", "node.barred": "node.admitted"}
-"""Event that ends a trouble of a node, by the event with which it began."""
+CONNECTED_STATES: tuple[ConnectedState, ...] = get_args(ConnectedState)

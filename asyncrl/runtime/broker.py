@@ -41,7 +41,7 @@ from asyncrl.messages.permit import Permits
 from asyncrl.messages.session import Beat, Hello
 from asyncrl.messages.spool import HOSTED_SPOOL, SpoolAddress
 from asyncrl.messages.wire import CODEC
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import EventKind
 from asyncrl.records.metrics_targets import belongs_to, read_from
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import SHARED_EVENT

@@ -27,8 +27,9 @@ from asyncrl.plug_in import describe
 from asyncrl.records.evaluation_metrics import failed_note, graded_reward, multi_sample_metrics
 from asyncrl.records.failure_sentences import sentences
 from asyncrl.records.formatting import share
+from asyncrl.records.resuming import pause_notes
 from asyncrl.records.run_directory import RunDirectory, RunSummary
-from asyncrl.records.run_record import changed_settings
+from asyncrl.records.run_record import changed_settings, overview
 from asyncrl.records.samples import newest_file
 from asyncrl.runtime.origin import copy_sentence, original_of
 from asyncrl.terminal import command_line, say
@@ -352,6 +353,8 @@ def continuation_lines(directory: RunDirectory) -> Iterator[str]:
         steps, source = found[0], f"resuming from checkpoint {found[1]}, if it is intact"
     if done or found:
         yield f"{source}{_repeated(steps, done)}"
+    if done and not found:
+        yield f"checkpoint: {overview(directory.path).no_checkpoint}"
     if changed := changed_settings(events):
         yield f"changed by `asyncrl set`: {', '.join(f'{key} = {value}' for key, value in changed.items())}"
 
@@ -397,14 +400,15 @@ def outcome_lines(directory: RunDirectory, summary: RunSummary, before_s: float,
         )
     if _is_all_zero(directory, summary):
         yield f"every reward was 0: look at the samples: {command_line('asyncrl', 'samples', directory.path)}"
-    checkpoints = sorted(directory.checkpoints.glob("step_*"))
+    found = overview(directory.path)
     yield f"dashboard   {command_line('asyncrl', 'dashboard', directory.path)}"
     yield f"report      {directory.report if directory.report.exists() else 'none'}"
     if newest_file(directory.samples):
         yield f"samples     {command_line('asyncrl', 'samples', directory.path)}"
-    yield f"checkpoint  {checkpoints[-1] if checkpoints else 'none'}"
+    yield f"checkpoint  {found.checkpoint or found.no_checkpoint}"
     if summary.status != "finished" and can_resume:
         yield f"resume      {command_line('asyncrl', 'resume', directory.path)}"
+        yield from (f"paused      {note}" for note in pause_notes(found.paused_by, directory.path))
 
 
 def _is_all_zero(directory: RunDirectory, summary: RunSummary) -> bool:

@@ -395,7 +395,7 @@ async def join_steadily(
         else:
             run_name = Path(welcome.run_dir).name
             belongs_to(run_name)
-            log.info("node.joined", run=run_name, incarnation=who.incarnation, broker=run.broker)
+            log.info("node.joined", run=run_name, path=welcome.run_dir, incarnation=who.incarnation, broker=run.broker)
             service_manager().starting("joined the run")
             return who, link, welcome
         await sleep(next(pauses_s))

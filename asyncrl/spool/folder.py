@@ -48,14 +48,22 @@ def open_folder(folder: Path, name: str) -> SpoolIdentity:
         found = SpoolIdentity(f"{name}-{secrets.token_hex(ID_BYTES)}")
         write_identity(folder, found)
         return found
-    try:
-        found = msgspec.json.decode(file.read_bytes(), type=SpoolIdentity)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise LedgerError(f"{file} is damaged: {error}; restore it from a copy") from error
+    found = read_identity(folder)
     if found.name != f"{name}-{found.folder_id}":
         owner = found.name.removesuffix(f"-{found.folder_id}")
         raise ConfigError(f"{folder} has the payloads of the spool {owner}: give --name {owner}, or another --dir")
     return found
+
+
+def read_identity(folder: Path) -> SpoolIdentity:
+    """Identity of the spool in ``folder``; raises `ConfigError` if it has none, `LedgerError` if that is damaged."""
+    file = folder / FILE
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=SpoolIdentity)
+    except FileNotFoundError:
+        raise ConfigError(f"{folder} is no folder of a spool: there is no {FILE} in it") from None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise LedgerError(f"{file} is damaged: {error}; restore it from a copy") from error
 
 
 def write_identity(folder: Path, identity: SpoolIdentity) -> None:

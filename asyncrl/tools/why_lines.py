@@ -40,7 +40,8 @@ def why_of(path: Path, *, is_predicted: bool) -> Why:
         LedgerError: It recorded no times, or they are damaged.
     """
     directory = RunDirectory(path)
-    record = replace(read_run(path), times=directory.read_times())
+    record = read_run(path)
+    record = replace(record, times=directory.read_times())
     explanation = explain(record)
     if not is_predicted or not directory.config.is_file():
         return Why(explanation, None)
@@ -106,7 +107,8 @@ def _forecast(found: Forecast | None) -> Iterator[str]:
     if not found.is_close:
         yield (
             f"No prediction of changes: a step of this run takes {found.measured_s:.3g} s, and one of a plan fitted to "
-            f"it {found.fitted_s:.3g} s, more than {CLOSE:.0%} apart; a plan knows nothing of slow disks and busy cores."
+            f"it {found.fitted_s:.3g} s, more than {CLOSE:.0%} away: a plan knows nothing of slow disks or busy "
+            f"cores."
         )
         return
     steps = f"steps of {found.fitted_s:.3g} s, measured {found.measured_s:.3g} s after the first"

@@ -19,7 +19,7 @@ from asyncrl.messages.spool import SpoolAddress, Stored
 from asyncrl.messages.supervisor import Finished
 from asyncrl.messages.wire import PROTOCOL
 from asyncrl.messages.words import Role
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import EventKind
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.wire.memory import MemoryHub, MemoryLink
 from tests.broker.driver import SPOOL, Node, a_config, a_scheduler

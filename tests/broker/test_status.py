@@ -5,8 +5,9 @@ from msgspec.structs import replace
 
 from asyncrl.broker.status import LongSilence, RestartBook, run_status, sentence
 from asyncrl.messages.session import Beat, Draining
-from asyncrl.messages.supervisor import Evaluated, Exited, NodeStatus, Status
+from asyncrl.messages.supervisor import AbsentNode, Evaluated, Exited, NodeStatus, Status
 from asyncrl.messages.trajectory import Unit
+from asyncrl.records.node_states import NodeRecord
 from tests.broker.driver import Cluster, Reward, Rollout, a_config
 from tests.broker.test_scheduler import HELD_OUT, a_published, finish_all, judge, publish, rollouts, trainer
 
@@ -277,6 +278,12 @@ def test_what_is_not_started_again_or_is_no_node_is_not_awaited() -> None:
 
 def status(cluster: Cluster) -> Status:
     return run_status(cluster.scheduler, cluster.now_s, run="run")
+
+
+def test_a_node_that_is_away_is_told_with_its_age() -> None:
+    lost = NodeRecord(name="r", role="rollout", state="lost", cause="silent for 10 s", since_s=5.0)
+    told = run_status(Cluster(a_config()).scheduler, 0.0, run="run", time_s=12.0, absent=[lost])
+    assert told.absent == [AbsentNode("r", "rollout", "lost", "silent for 10 s", 7.0)]
 
 
 def of(cluster: Cluster, name: str) -> NodeStatus:

@@ -10,7 +10,7 @@ import pytest
 from asyncrl.cli.logs import KIND_CHARS, Events, event_lines
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import locked
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import EventKind
 from asyncrl.records.run_directory import RunDirectory
 from tests.cli.invoke import asyncrl
 

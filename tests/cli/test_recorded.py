@@ -171,7 +171,7 @@ def test_each_role_has_its_shares_and_the_last_lines_name_the_bottleneck(tmp_pat
     assert result.exit_code == 0
     assert result.output == (
         "mine: all 2 steps in 2.0 s, 1 s a step, 500 trained tokens / s, trainer waits 10.0 %, rollouts wait 75.0 %\n"
-        "What each did in 1.0 s, without the first step, loading, pauses and the end of the run:\n"
+        "What each did in 1.0 s, without loading and the first step after it, pauses and the end of the run:\n"
         "\n"
         "trainer\n"
         "  90%  ██████████████████  training\n"
@@ -248,7 +248,8 @@ def test_a_plan_that_does_not_describe_the_run_predicts_nothing() -> None:
         "mine", Why(Explanation("finished", "", 2, 1.0, {}, {}, None), Forecast(2.0, 3.0, is_close=False, gains=[]))
     )
     assert text.endswith(
-        "No prediction: a step of this run takes 2 s without the first, and one of a plan fitted to it 3 s."
+        "No prediction of changes: a step of this run takes 2 s, and one of a plan fitted to it 3 s, more than "
+        "15% away: a plan knows nothing of slow disks or busy cores."
     )
 
 

@@ -34,7 +34,7 @@ from asyncrl.config.run_file import to_toml
 from asyncrl.errors import ConfigError, LinkError
 from asyncrl.files.lock import locked
 from asyncrl.messages.session import ContainerCounts
-from asyncrl.messages.supervisor import Finished, Incident, NodeStatus, Status, StatusWanted
+from asyncrl.messages.supervisor import AbsentNode, Finished, Incident, NodeStatus, Status, StatusWanted
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.run_record import RunOverview
 from asyncrl.wire.run_address import RunAddress
@@ -286,6 +286,22 @@ def test_many_nodes_that_wait_for_the_same_are_one_line() -> None:
     assert "  r0, r1, r2, r3 and 96 more  the trainer" in lines
 
 
+def test_a_node_that_is_away_has_its_row_and_since_when_and_why() -> None:
+    absent = [
+        AbsentNode("rollout-1", "rollout", "lost", "silent for 10 s", 75.0),
+        AbsentNode("spool-1", "spool", "silent", "", 5.0),
+    ]
+    lines = live_lines(replace(LIVE, absent=absent))
+    assert lines[10:15] == [
+        "rollout-1  rollout  lost",
+        "spool-1    spool    silent",
+        "",
+        "away",
+        "  rollout-1  lost 1 min 15 s ago: silent for 10 s; 1 rollout connected",
+    ]
+    assert lines[15] == "  spool-1    not back since the broker's start 5.0 s ago; 0 spools connected"
+
+
 def test_the_containers_of_each_rollout_are_told() -> None:
     held = ContainerCounts(leased=3, warm=2, oldest_s=75.0, started=40, failed=1)
     nodes = [
@@ -319,6 +335,14 @@ def test_a_run_that_failed_is_told_with_its_cause_and_how_to_resume_it() -> None
         "cause       out of memory",
         "checkpoint  runs/tiny/checkpoints/step_000002",
         "resume: asyncrl resume runs/tiny",
+    ]
+
+
+def test_a_run_that_ended_while_it_was_paused_says_what_lets_it_sample_again() -> None:
+    assert state_lines(RunView(files=an_overview(status="interrupted", paused_by="ann")), "runs/tiny")[-2:] == [
+        "resume: asyncrl resume runs/tiny",
+        "paused: ann paused sampling, which a resume does not end; once the run is resumed: asyncrl resume-sampling "
+        "runs/tiny",
     ]
 
 

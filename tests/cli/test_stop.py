@@ -11,11 +11,11 @@ import pytest
 
 from asyncrl.cli import stop as module
 from asyncrl.cli.status import SERVICES
-from asyncrl.cli.stop import ask, from_log, interrupt, kept_lines, pid_of, stop, wait_until_left
+from asyncrl.cli.stop import RunEnd, ask, from_log, interrupt, kept_lines, pid_of, stop, wait_until_left
 from asyncrl.errors import ConfigError, LinkError
 from asyncrl.files.lock import locked
 from asyncrl.messages.session import Bye, Hello
-from asyncrl.messages.supervisor import Finished, Interrupt, Progress, Stacks, StacksWanted
+from asyncrl.messages.supervisor import Finished, Interrupt, Paused, Progress, Stacks, StacksWanted
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunOverview
 from asyncrl.wire.run_address import RunAddress
@@ -121,15 +121,29 @@ INTERRUPTED = Finished("interrupted", "the run was interrupted")
 @pytest.fixture
 def stop_directory(tmp_path: Path) -> RunDirectory:
     stop_directory = RunDirectory.create(tmp_path, "tiny")
-    stop_directory.config.write_text("[run]\nsteps = 4\n")
+    stop_directory.config.write_text("[run]\nsteps = 4\n[checkpoint]\nevery_steps = 0\n")
     return stop_directory
 
 
 def test_the_broker_is_told_and_its_end_awaited() -> None:
     answers = {Interrupt: [Progress(1, 4, {}), INTERRUPTED]}
     found, heard = asyncio.run(with_broker(lambda run: interrupt(run, 5.0), answers, run_dir="/far/runs/x"))
-    assert found == (INTERRUPTED, "/far/runs/x")
+    assert found == RunEnd(INTERRUPTED, "/far/runs/x")
     assert [type(message) for message in heard] == [Hello, Interrupt, Bye]
+
+
+def test_a_pause_outlives_the_end_that_another_machine_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {Interrupt: [Paused(True, "ann"), INTERRUPTED]}
+    monkeypatch.setattr(module, "locate", lambda where, _key: where)
+    monkeypatch.setattr(module, "interrupt", lambda _run, wait_s: real(wait_s))
+
+    async def real(wait_s: float) -> RunEnd:
+        return (await with_broker(lambda run: interrupt(run, wait_s), answers))[0]
+
+    assert asyncio.run(stop("tcp://10.0.0.1:5570", None, 5.0))[-1] == (
+        "paused      ann paused sampling, which a resume does not end; once the run is resumed: asyncrl "
+        "resume-sampling tcp://10.0.0.1:5570"
+    )
 
 
 def test_an_end_that_does_not_come_in_time_is_an_error() -> None:
@@ -153,8 +167,8 @@ def test_a_run_that_is_over_stays_as_it_is(stop_directory: RunDirectory) -> None
 def test_a_run_that_another_machine_reaches_is_continued_by_its_services(
     monkeypatch: pytest.MonkeyPatch, address: str, expected: str
 ) -> None:
-    async def interrupted(_run: object, _wait_s: float) -> tuple[Finished, str]:
-        return INTERRUPTED, "/far/runs/x"
+    async def interrupted(_run: object, _wait_s: float) -> RunEnd:
+        return RunEnd(INTERRUPTED, "/far/runs/x")
 
     monkeypatch.setattr(module, "locate", lambda where, _key: where)
     monkeypatch.setattr(module, "interrupt", interrupted)
@@ -194,3 +208,18 @@ def test_what_was_kept_is_told_with_the_command_that_resumes() -> None:
         "checkpoint  runs/tiny/checkpoints/step_000003",
         "resume      asyncrl resume runs/tiny",
     ]
+
+
+def test_what_was_kept_of_a_run_before_its_first_checkpoint_says_when_that_comes_and_that_it_is_paused(
+    stop_directory: RunDirectory,
+) -> None:
+    stop_directory.append_event("sampling.paused", by="ann")
+    lines = asyncio.run(stop(str(stop_directory.path), None, 1.0))
+    assert lines[1] == (
+        "checkpoint  none yet: the first one comes after the last step (checkpoint.every_steps = 0), or with `asyncrl "
+        "stop`; until then a resume begins from the base model, with the same batches"
+    )
+    assert lines[3] == (
+        "paused      ann paused sampling, which a resume does not end; once the run is resumed: asyncrl "
+        f"resume-sampling {stop_directory.path}"
+    )

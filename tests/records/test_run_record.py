@@ -260,6 +260,15 @@ def test_a_checkpoint_counts_once_its_manifest_is_written(make_run: MakeRun) -> 
     assert overview(directory.path).checkpoint == str(directory.checkpoints / "step_000004")
 
 
+def test_a_pause_outlives_the_end_of_the_run(make_run: MakeRun, summary: Callable[..., RunSummary]) -> None:
+    directory = make_run()
+    directory.write_summary(summary(status="interrupted"))
+    directory.append_event("sampling.paused", by="ann")
+    assert overview(directory.path).paused_by == "ann"
+    directory.append_event("sampling.resumed", by="ann")
+    assert overview(directory.path).paused_by == ""
+
+
 def test_damaged_files_are_noted_and_the_others_are_read(make_run: MakeRun) -> None:
     directory = make_run()
     directory.config.write_text("[run")

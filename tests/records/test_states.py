@@ -6,6 +6,7 @@ from typing import get_args, get_type_hints
 
 from asyncrl.messages.supervisor import Finished, NodeStatus, Status
 from asyncrl.records.metrics import METRICS
+from asyncrl.records.node_states import STATES
 from asyncrl.records.run_directory import RunSummary
 from asyncrl.records.states import (
     CONNECTED_STATES,
@@ -18,7 +19,6 @@ from asyncrl.records.states import (
     RunState,
     progress,
 )
-from asyncrl.tools.dashboard.cluster_view import STATES
 from asyncrl.tools.report.report import SIGNS
 
 ROOT = Path(__file__).parents[2]

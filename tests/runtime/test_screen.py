@@ -307,10 +307,13 @@ def test_a_new_run_is_not_resumed(directory: RunDirectory) -> None:
 
 
 def test_steps_after_the_checkpoint_are_computed_again(directory: RunDirectory) -> None:
+    directory.config.write_text("[checkpoint]\nevery_steps = 10\n")
     for step in range(7):
         directory.append_metrics(LINE | {"step": step})
     assert continued(directory) == [
-        "resuming from the beginning, without a checkpoint; steps 1 to 7 are computed again, with the same batches"
+        "resuming from the beginning, without a checkpoint; steps 1 to 7 are computed again, with the same batches",
+        "checkpoint: none yet: the first one comes after step 10 (checkpoint.every_steps = 10), or with `asyncrl "
+        "stop`; until then a resume begins from the base model, with the same batches",
     ]
     folder = write_checkpoint(directory.checkpoints, 5)
     assert continued(directory) == [
@@ -401,6 +404,13 @@ def test_samples_are_offered_once_a_step_has_some(directory: RunDirectory) -> No
     assert offer not in outcome_lines(directory, SUMMARY, 0.0, can_resume=True)
     (directory.samples / "step_000000.parquet").touch()
     assert offer in outcome_lines(directory, SUMMARY, 0.0, can_resume=True)
+
+
+def test_a_run_that_ended_while_it_was_paused_says_so_where_it_says_how_to_resume_it(directory: RunDirectory) -> None:
+    directory.append_event("sampling.paused", by="ann")
+    *_, resume, paused = outcome_lines(directory, replace(SUMMARY, status="interrupted"), 0.0, can_resume=True)
+    assert resume.startswith("resume      asyncrl resume")
+    assert paused.startswith("paused      ann paused sampling, which a resume does not end")
 
 
 def test_commands_of_a_run_with_a_space_in_its_name_can_be_copied_into_a_shell(tmp_path: Path) -> None:

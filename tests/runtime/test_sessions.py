@@ -449,6 +449,7 @@ def test_without_a_limit_every_loss_of_the_broker_is_waited_out_with_growing_pau
     ]
     joined = logs[-1]
     assert (joined["event"], joined["run"], joined["incarnation"]) == ("node.joined", "run", who.incarnation)
+    assert Path(joined["path"]).name == "run"
 
 
 def test_within_the_limit_a_broker_that_is_lost_in_the_handshake_is_asked_again(monkeypatch):

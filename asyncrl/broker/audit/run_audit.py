@@ -49,6 +49,7 @@ from asyncrl.broker.audit.sample_rules import (
     meta_problems,
     sample_problems,
     summary_file_problems,
+    unread,
     unwitnessed_steps,
 )
 from asyncrl.broker.ledger.audit import LEDGER, Audit, examine
@@ -79,7 +80,8 @@ class Claims(Struct, frozen=True):
     manifests: dict[str, ManifestFacts]
     digests: dict[str, str]
     """SHA-256 of the manifests, by the name of their folder."""
-    segments: set[int]
+    segments: dict[str, set[int]]
+    """Numbers of the segment files, by the name of their spool."""
     retired: dict[int, str]
     heads: dict[str, Head]
     """Number and digest of the ledger's first records, by the file that has them."""
@@ -92,7 +94,8 @@ class RunAudit:
 
     Args:
         config: Contents of config.toml. The ledger's own configuration is what the records are judged by.
-        read_spool: Reads the spool named ``spool``, in the run directory; ``list_segments`` likewise.
+        read_spool: Reads the directory of a spool; ``list_segments`` likewise.
+        spools: Directories of spools by the names that the records have for them.
         is_quick: Leave out what reads every byte of checkpoints and payloads.
     """
 
@@ -103,7 +106,7 @@ class RunAudit:
         *,
         read_spool: ReadSpool,
         list_segments: ListSegments,
-        spool: str = "spool",
+        spools: Mapping[str, Path],
         is_quick: bool = False,
     ) -> None:
         self._directory = directory
@@ -111,7 +114,7 @@ class RunAudit:
         """Configuration that the records are judged by: once they are, the ledger's own, if it has one."""
         self._read_spool = read_spool
         self._list_segments = list_segments
-        self._spool = spool
+        self._spools = spools
         self._is_quick = is_quick
         self._checked: dict[str, str] = {}
         self._unchecked: dict[str, str] = {}
@@ -179,7 +182,7 @@ class RunAudit:
         heads |= {f"checkpoints/{name}/{MANIFEST}": head_of(manifest) for name, manifest in manifests.items()}
         if summary:
             heads[SUMMARY] = head_of(summary)
-        segments, retired = set(self._list_segments(directory.spool)), read_retired(directory.ledger)
+        segments, retired = self._segments(), read_retired(directory.ledger)
         return Claims(lines, events, summary, content, manifests, digests, segments, retired, heads, problems)
 
     def _settings(self, meta: LedgerMeta, claims: Claims) -> Iterator[str]:
@@ -311,25 +314,27 @@ class RunAudit:
         if self._is_quick:
             self._leave("spool", "its payloads, which a quick audit leaves out")
             return [], {}
+        problems, trained, checked, trimmed = list[str](), dict[Unit, StoredFacts](), 0, 0
         # A segment that was trimmed after it was listed counts as trimmed, and one that is new as there.
-        segments = claims.segments | set(self._list_segments(self._directory.spool))
-        rules = SpoolRules(state, self._spool, segments)
-        problems, unreadable = list[str](), 0
-        for found in self._read_spool(self._directory.spool):
-            if isinstance(found, str):
-                unreadable += 1
-                problems.append(found)
-            else:
-                problems += rules.add(found)
-        gone = claims.segments - set(self._list_segments(self._directory.spool))
-        if not unreadable:
-            problems += rules.missing(gone)
-        self._checked["spool"] = f"{rules.num_checked:,} payloads token by token"
-        if rules.num_trimmed:
-            self._leave("spool", f"{rules.num_trimmed:,} payloads are trimmed")
-        for name, num in rules.elsewhere.items():
-            self._leave("spool", f"{num:,} payloads are in the spool {name}, whose folder is not read")
-        return problems, rules.trained
+        later = self._segments()
+        for name, folder in self._spools.items():
+            rules, is_readable = SpoolRules(state, name, claims.segments[name] | later[name]), True
+            for found in self._read_spool(folder):
+                is_readable &= not isinstance(found, str)
+                problems += [found] if isinstance(found, str) else rules.add(found)
+            if is_readable:
+                problems += rules.missing(claims.segments[name] - set(self._list_segments(folder)))
+            trained |= rules.trained
+            checked, trimmed = checked + rules.num_checked, trimmed + rules.num_trimmed
+        self._checked["spool"] = f"{checked:,} payloads token by token"
+        if trimmed:
+            self._leave("spool", f"{trimmed:,} payloads are trimmed")
+        for sentence in unread(state, self._spools):
+            self._leave("spool", sentence)
+        return problems, trained
+
+    def _segments(self) -> dict[str, set[int]]:
+        return {name: set(self._list_segments(folder)) for name, folder in self._spools.items()}
 
     def _data(self, state: LedgerState, meta: LedgerMeta) -> Iterator[str]:
         data, config = self.config.data, self.config

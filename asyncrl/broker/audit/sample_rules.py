@@ -114,8 +114,7 @@ class SpoolRules:
     """
 
     def __init__(self, state: LedgerState, spool: str, segments: Collection[int]) -> None:
-        records = list(state.stored())
-        own = [record for record in records if record.ref.spool == spool]
+        own = [record for record in state.stored() if record.ref.spool == spool]
         self._state = state
         self._spool = spool
         self._segments = segments
@@ -124,8 +123,6 @@ class SpoolRules:
             (record.ref.segment, record.ref.offset): record for record in own if record.ref.segment in segments
         }
         self._unseen = dict(self._here)
-        self.elsewhere = Counter(record.ref.spool for record in records if record.ref.spool != spool)
-        """Number of payloads in each other spool, whose files are on its own machine."""
         self.num_trimmed = len(own) - len(self._here)
         self.num_checked = 0
         self.trained: dict[Unit, StoredFacts] = {}
@@ -142,7 +139,7 @@ class SpoolRules:
             facts = StoredFacts(arrays, trajectory.text, trajectory.node, trajectory.finish_reason)
             self.trained[record.unit] = facts
         for problem in self._problems(record, payload):
-            yield f"spool/{payload.file} at offset {payload.offset}: {problem}"
+            yield f"{self._spool}/{payload.file} at offset {payload.offset}: {problem}"
 
     def missing(self, trimmed_meanwhile: Collection[int] = ()) -> Iterator[str]:
         """Sentences about payloads that are gone though their segment is there, or though a resumed run reads them."""
@@ -152,8 +149,8 @@ class SpoolRules:
         for record in (*unseen, *trimmed):
             ref = record.ref
             yield (
-                f"spool: the payload of {unit_name(record.unit)} is missing: expected {ref.length} bytes with checksum "
-                f"{ref.crc32:#010x} at offset {ref.offset} of segment {ref.segment}"
+                f"{self._spool}: the payload of {unit_name(record.unit)} is missing: expected {ref.length} bytes with "
+                f"checksum {ref.crc32:#010x} at offset {ref.offset} of segment {ref.segment}"
             )
 
     def _problems(self, record: Result | Progressed, payload: StoredPayload) -> Iterator[str]:
@@ -182,6 +179,17 @@ class SpoolRules:
         num_tokens = len(memoryview(trajectory.completion_ids).cast("B")) // 4
         bound = self._state.bounds.of(record.unit.group_id)
         yield from span_problems(record, trajectory.spans, num_tokens, trained, bound)
+
+
+def unread(state: LedgerState, read: Collection[str]) -> Iterator[str]:
+    """Sentences about the spools that have payloads of the run, and whose folders are not ``read``."""
+    stored = Counter(record.ref.spool for record in state.stored())
+    needed = Counter(record.ref.spool for record in state.needed())
+    for name in sorted(stored.keys() - set(read)):
+        yield (
+            f"the folder of the spool {name}, which stored {stored[name]:,} payloads; {needed[name]:,} of them must be "
+            f"there, the others may be trimmed (--spool DIR reads it, or a copy of it)"
+        )
 
 
 # ── sample rules ──────────────────────────────────────────────────────────────────────────────

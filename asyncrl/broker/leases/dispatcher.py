@@ -189,13 +189,10 @@ class Dispatcher:
     # ── taking back ─────────────────────────────────────────────────────────────────────────
 
     def revoke(self, node: Node, cause: str) -> int:
-        """Take back every lease of a node that is gone. Returns their number."""
+        """Take back every lease of a node that is gone. Returns the number of trajectories that are re-issued."""
         self.credits.remove(node.peer)
         self._suspended.pop(node.peer, None)
-        revoked = self.leases.revoke(node.peer)
-        for lease in revoked:
-            self._lost(lease, cause)
-        return len(revoked)
+        return sum(self._lost(lease, cause) for lease in self.leases.revoke(node.peer))
 
     def suspend(self, node: Node) -> None:
         """Let other rollouts sample what a node holds that is silent or makes no progress."""
@@ -204,9 +201,9 @@ class Dispatcher:
             self._suspended[node.peer] = [
                 (lease, group.num_restarts) for lease, group in zip(suspended, groups, strict=True) if group
             ]
-            for lease in suspended:
-                self._lost(lease, "stalled" if node.is_stalled else "silent")
-            self._out.event("leases.suspended", node=node.name, leases=len(suspended))
+            cause = "stalled" if node.is_stalled else "silent"
+            num_reissued = sum(self._lost(lease, cause) for lease in suspended)
+            self._out.event("leases.suspended", node=node.name, trajectories_reissued=num_reissued)
 
     def leave_evaluation(self, node: Node) -> None:
         """Take the held-out groups of a node without progress back, and tell the node."""
@@ -262,11 +259,13 @@ class Dispatcher:
             self._out.send(lease.node, Cancelled([lease.lease_id]))
         self.unleased.discard(group.group_id)
 
-    def _lost(self, lease: OpenLease, cause: str) -> None:
-        for index in lease.open:
-            slot = self._groups.slot(Unit(lease.group_id, index, lease.split))
-            if slot and slot.is_leased_by(lease.lease_id):
-                self._mark_missing(slot, lease.lease_id, cause)
+    def _lost(self, lease: OpenLease, cause: str) -> int:
+        """Re-issue what a lease has open. Returns the number of trajectories."""
+        slots = [self._groups.slot(Unit(lease.group_id, index, lease.split)) for index in lease.open]
+        reissued = [slot for slot in slots if slot and slot.is_leased_by(lease.lease_id)]
+        for slot in reissued:
+            self._mark_missing(slot, lease.lease_id, cause)
+        return len(reissued)
 
     def _mark_missing(self, slot: Slot, lease_id: int, cause: str, num_tokens: int = 0) -> None:
         slot.state = SlotState.MISSING

@@ -23,9 +23,8 @@ from asyncrl.config.correction import WIDE, clips_to_sampler, with_clip_high
 from asyncrl.config.sections.sampling import LOW, greedy
 from asyncrl.messages.supervisor import Incident
 from asyncrl.records.alarms import NO_LEARNING
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import ENDED_BY, EventKind
 from asyncrl.records.formatting import counted
-from asyncrl.records.states import WELL_AGAIN
 
 KEPT = 12
 """Incidents kept, one for each sentence but for its `VARIED` fields."""
@@ -90,8 +89,6 @@ PLACES = {"step": "step ", "policy_version": "v"}
 """Fields that say where in the run something happened, and the words before them."""
 VARIED = frozenset((*PLACES, "start", "advice", "away_s", "waited_s", "seconds", "trajectories", "groups_restarted"))
 """Fields that tell one occurrence of an incident from the next: each would fill the list with what is known."""
-ENDS = {**WELL_AGAIN, "spool.away": "spool.back"}
-"""Event that ends a trouble, by the event with which it began."""
 COUNTED_TOTALS = ("units.failed",)
 """Kinds whose events carry the whole count so far."""
 
@@ -118,7 +115,7 @@ class _Kept(Struct):
     followers: int = 0
     """Later incidents that followed from this one, and are counted with it."""
     is_over: bool = False
-    """The node that it names is well again."""
+    """An event has ended it, of the same node if it names one."""
 
 
 class IncidentBook:
@@ -135,7 +132,7 @@ class IncidentBook:
     def add(self, kind: str, fields: Mapping[str, Any], at_s: float) -> None:
         """Keep an event, if it is an incident; count it with the death that it follows from, if there is one."""
         for kept in self._kept.values():
-            if ENDS.get(kept.kind) == kind and kept.node == _node(fields):
+            if kind in ENDED_BY.get(kept.kind, ()) and kept.node == _node(fields):
                 kept.is_over = True
         if not is_incident(kind, fields):
             return
@@ -190,7 +187,7 @@ def _place(fields: Mapping[str, Any]) -> str:
 
 
 def _told(kept: _Kept) -> str:
-    said = f"{kept.sentence}, and is well again" if kept.is_over else kept.sentence
+    said = f"{kept.sentence} (over)" if kept.is_over else kept.sentence
     if kept.count > 1 and kept.place:
         said += f" (the first at {kept.place})"
     return f"{said}, with {counted(kept.followers, 'consequence')}" if kept.followers else said

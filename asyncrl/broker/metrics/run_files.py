@@ -34,9 +34,10 @@ from asyncrl.messages.session import Beat, MachineUse
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.words import Role
 from asyncrl.records.alarms import NO_LEARNING
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import EventKind
 from asyncrl.records.failure_sentences import by_site
 from asyncrl.records.measures import RECENT
+from asyncrl.records.node_states import NodeStates
 from asyncrl.records.run_directory import RunDirectory, RunSummary, content_of
 from asyncrl.records.states import RunOutcome
 from asyncrl.records.times import NodeTimes, TimesLine
@@ -304,6 +305,7 @@ class RunFiles:
         self.last_line: dict[str, Any] = dict(metrics[-1]) if metrics else {}
         """Metrics of the last step."""
         self.incidents = IncidentBook(events)
+        self.node_states = NodeStates(events)
         self._started_s = clock() - max(
             (float(line["time_s"]) for line in [*metrics, *events] if "time_s" in line), default=0.0
         )
@@ -335,6 +337,7 @@ class RunFiles:
         level(kind, **fields)
         self._directory.append_event(kind, **fields, time_s=round(self.time_s, 3))
         self.incidents.add(kind, fields, self._wall_clock())
+        self.node_states.add({"event": kind, "time_s": self.time_s, **fields})
         if kind in ON_SCREEN:
             self._scheduler.supervisors.notice(sentence(kind, fields))
         if kind == "node.left":

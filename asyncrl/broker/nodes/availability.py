@@ -22,6 +22,7 @@ from asyncrl.broker.settings import Supervisors
 from asyncrl.broker.versions.versions import Versions
 from asyncrl.messages.session import Barred
 from asyncrl.messages.words import Role
+from asyncrl.records.states import NEEDED
 
 if TYPE_CHECKING:  # which asks here who waits
     from asyncrl.broker.scheduler import Scheduler
@@ -167,8 +168,6 @@ class Availability:
 # ── roles without a node ───────────────────────────────────────────────────────────────────────
 # Work that waits for a role without a connected node: reported once per episode, so that no run hangs silently.
 
-NEEDED: Mapping[Role, str] = {"trainer": "trainer", "rollout": "rollout", "spool": "spool", "reward": "reward node"}
-"""Roles that every run needs, and what a node of each is called."""
 PATIENCE_S = 60.0
 
 

@@ -23,6 +23,8 @@ from asyncrl.messages.words import Role
 from asyncrl.records.formatting import counted
 
 STORED = (SlotState.STORED, SlotState.SCORED)
+JOINS_S = 30.0
+"""Seconds that a spool has to join after the broker's start, before it counts as away."""
 TOLD: tuple[Role, ...] = ("rollout", "reward", "trainer")
 """Roles that are told about spools."""
 
@@ -52,6 +54,8 @@ class SpoolLoss:
         self._nodes = nodes
         self._out = out
         self._ttl_s = ttl_s
+        self._joining: set[str] = set()
+        """Spools that have yet to join since the broker's start, and are not told of as away."""
         self._told = 0
         """Revision of the spools that the nodes know."""
 
@@ -59,29 +63,43 @@ class SpoolLoss:
         """After a replay: wait for every spool with payloads but the ``hosted`` one, which joins at once."""
         names = {slot.ref.spool for group in self._groups for slot in group.slots if slot.ref} - {hosted}
         self._spools.expect(names)
-        for name in sorted(names):
-            self._waits_for(name)
+        self._joining = names
+        for name in names:
+            self._grading.park(name)
 
     def joined(self, spool: SpoolAddress) -> None:
         if self._spools.joined(spool):
             self._grading.unpark(spool.name)
-            self._out.event("spool.back", spool=spool.name)
+            if spool.name not in self._joining:
+                self._out.event("spool.back", spool=spool.name)
+        self._joining.discard(spool.name)
 
-    def departed(self, name: str, now_s: float) -> None:
+    def departed(self, name: str, now_s: float, *, is_over: bool = False) -> None:
+        """Note that a spool is gone; if the run ``is_over``, nobody waits for it."""
         self._spools.departed(name, now_s)
-        self._waits_for(name)
+        self._grading.park(name)
+        if not is_over:
+            self._tell_away(name)
 
     def tick(self, now_s: float, live_version: int) -> None:
-        """Give up spools that have been away for too long."""
-        for name in self._spools.overdue(now_s):
+        """Tell of spools that have not joined in time, and give up those that have been away for too long."""
+        late, away = self._spools.overdue(now_s), self._spools.away(now_s)
+        for name in sorted(self._joining):
+            if name in late or away[name] >= JOINS_S:
+                self._joining.remove(name)
+                self._tell_away(name)
+        for name in late:
             self._give_up(name, live_version)
 
     def notes(self, now_s: float) -> list[str]:
         """A sentence for each spool that is away, for people."""
         return [
-            f"{name} has been away for {seconds:.0f} s: {self._awaited_of(name)}"
+            f"{name} has {self._absent(name)} {seconds:.0f} s: {self._awaited_of(name)}"
             for name, seconds in self._spools.away(now_s).items()
         ]
+
+    def _absent(self, name: str) -> str:
+        return "not joined since the broker's start," if name in self._joining else "been away for"
 
     def tell(self) -> None:
         """Tell the nodes which spools there are, if that has changed."""
@@ -90,8 +108,7 @@ class SpoolLoss:
             for node in (node for role in TOLD for node in self._nodes.with_role(role)):
                 self._out.send(node.peer, Spools(self._spools.told_to(node.peer)))
 
-    def _waits_for(self, name: str) -> None:
-        self._grading.park(name)
+    def _tell_away(self, name: str) -> None:
         num = sum(1 for group in self._groups for slot in group.slots if _is_stored(slot, name))
         self._out.event("spool.away", spool=name, trajectories=num, waits_s=self._ttl_s)
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from asyncrl.config.meanings import meanings
 from asyncrl.records import formatting
+from asyncrl.records.events import WEIGHTS, WeighedEvent, Weight, news, weighed
 from asyncrl.records.formatting import counted
+from asyncrl.records.node_states import GONE, NodeRecord, NodeStates
 from asyncrl.records.run_record import RunRecord
-from asyncrl.records.states import NodeState
 from asyncrl.records.times import APART, NodeTimes
-from asyncrl.records.weighed_events import BEGINS, WEIGHTS, WeighedEvent, Weight, news, weighed
 from asyncrl.tools.dashboard.sample_index import SampleIndex
 from asyncrl.tools.dashboard.time_bands import TimeBands
 from asyncrl.tools.track import SECRET
@@ -30,19 +30,7 @@ ANY = 1e-3
 """Least part of 1 of a node's time that is worth a look."""
 
 
-class NodeView(Struct, kw_only=True):
-    name: str
-    role: str = ""
-    state: NodeState = "loading"
-    """State that its events tell: never ``working`` or ``waiting``."""
-    cause: str = ""
-    """Reason of its state; empty for one that needs none."""
-    joined: int = 0
-    """Times that it joined."""
-    losses: int = 0
-    """Times that it was lost, or its process exited."""
-    since_s: float | None = None
-    """Time of its last change of state, in seconds since the run's start."""
+class NodeView(NodeRecord, kw_only=True):
     version: int | None = None
     """Newest policy version in the samples that it wrote."""
     shares: dict[str, float] = {}
@@ -51,24 +39,7 @@ class NodeView(Struct, kw_only=True):
     """Parts of 1 of its machine that are in use: ``cores``, ``memory``, ``device``, ``disk``; those that it tells."""
 
 
-STATES: Mapping[str, NodeState] = {
-    "node.joined": "loading",
-    "node.ready": "ready",
-    "node.quiet": "silent",
-    "node.heard": "ready",
-    "node.stalled": "stalled",
-    "node.moving": "ready",
-    "node.barred": "barred",
-    "node.admitted": "ready",
-    "node.draining": "leaving",
-    "node.left": "left",
-    "node.lost": "lost",
-    "node.exited": "exited",
-}
 ROLES = ("trainer", "rollout", "reward", "spool")
-GONE = ("lost", "exited")
-LOADING = ("rollout", "trainer")
-"""Roles that load a model after they have joined, and say when they are ready."""
 
 
 def nodes(
@@ -81,14 +52,7 @@ def nodes(
         versions: Newest version of a node.
         is_over: The run has ended, and with it whoever has not said so.
     """
-    found: dict[str, NodeView] = {}
-    for event in events:
-        if event.get("event") in BEGINS:  # A new broker: whoever is there joins it.
-            for node in found.values():
-                node.state = node.state if node.state in (*GONE, "left") else "silent"
-        state, name = STATES.get(str(event.get("event"))), event.get("node")
-        if state and isinstance(name, str):
-            _follow(found.setdefault(name, NodeView(name=name)), state, event)
+    found = {name: NodeView(**structs.asdict(node)) for name, node in NodeStates(events).nodes.items()}
     shares = bands.shares(NEWEST_SPANS)
     for place, name in enumerate(bands.nodes):
         node = found.setdefault(name, NodeView(name=name, role=bands.roles[place], state="ready"))
@@ -108,9 +72,9 @@ def nodes(
     return sorted(found.values(), key=lambda node: (*role_order(node.role), len(node.name), node.name))
 
 
-def gone(events: Sequence[dict[str, Any]]) -> list[NodeView]:
-    """The nodes that were lost, or whose process exited, and that are not back."""
-    return [node for node in nodes(events, TimeBands(), {}) if node.state in GONE]
+def gone(events: Sequence[dict[str, Any]]) -> list[NodeRecord]:
+    """The nodes that were lost, or whose process exited, and whose place nobody has taken."""
+    return [node for node in NodeStates(events).absent if node.state in GONE]
 
 
 def _use(times: NodeTimes) -> dict[str, float]:
@@ -127,24 +91,6 @@ def _use(times: NodeTimes) -> dict[str, float]:
 def role_order(role: str) -> tuple[int, str]:
     """Key by which roles are sorted: those that train and sample first."""
     return (ROLES.index(role) if role in ROLES else len(ROLES)), role
-
-
-def _follow(node: NodeView, state: NodeState, event: dict[str, Any]) -> None:
-    # A process that exits is noticed twice, and the second notice says less.
-    if state in GONE and node.state in GONE:
-        node.cause = node.cause or str(event.get("cause") or "")
-        return
-    if state == "exited" and node.state == "left":
-        return
-    node.state = state
-    node.role = str(event.get("role") or node.role)
-    node.joined += state == "loading"
-    if state == "loading" and node.role not in LOADING:
-        node.state = "ready"
-    node.losses += state in GONE
-    node.cause = str(event.get("cause") or "")
-    if isinstance(event.get("time_s"), int | float):
-        node.since_s = float(event["time_s"])
 
 
 # ── curves ────────────────────────────────────────────────────────────────────────────────────

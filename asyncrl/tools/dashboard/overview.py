@@ -14,12 +14,12 @@ from msgspec import Struct
 from asyncrl.records import formatting
 from asyncrl.records.alarms import alarms
 from asyncrl.records.evaluation_metrics import failed_note, graded_reward
+from asyncrl.records.events import weighed
 from asyncrl.records.formatting import UNKNOWN, counted
 from asyncrl.records.measures import RECENT, RECENTLY, Ends, Measures, number, recently
 from asyncrl.records.run_record import RunRecord
-from asyncrl.records.states import INTERRUPTED, progress
+from asyncrl.records.states import INTERRUPTED, NEEDED, progress
 from asyncrl.records.times import WAITS, kind_of
-from asyncrl.records.weighed_events import weighed
 from asyncrl.tools.dashboard.cluster_view import NodeView, gone, nodes, role_order, settings, trouble_sentence
 from asyncrl.tools.dashboard.time_bands import TimeBands
 
@@ -34,8 +34,6 @@ NUM_NAMED = 4
 """Lost nodes that are named."""
 MAX_CHARS = 100
 """Characters of a cause for which nodes were lost: Events and Cluster have all."""
-NEEDED = {"trainer": "trainer", "rollout": "rollout", "reward": "reward node"}
-"""Roles without which a run stands still, and what one node of each is called."""
 
 
 class Tile(Struct, frozen=True, kw_only=True):
@@ -127,7 +125,7 @@ def lacking(record: RunRecord) -> str:
     states = {role: [node.state for node in found if node.role == role] for role in NEEDED}
     never = [NEEDED[role] for role, own in states.items() if not own]
     if never and not record.metrics:  # A step had all of them, whatever became of the events.
-        return f"no {' or '.join(never)} has joined yet"
+        return f"no {' or '.join(filter(None, (', '.join(never[:-1]), never[-1])))} has joined yet"
     left = [NEEDED[role] for role, own in states.items() if own and set(own) == {"left"}]
     return f"every {' and every '.join(left)} has left" if left else ""
 
@@ -143,11 +141,11 @@ def cluster_sentence(record: RunRecord, found: Sequence[NodeView]) -> str:
     """Tell how many nodes of each role are in which state, and which role is missing."""
     if found and all(node.state == "left" for node in found):
         return f"All {counted(len(found), 'node')} have left{': the run is over' if record.is_over else ''}."
-    told = []
+    told, called = [], {str(role): name for role, name in NEEDED.items()}
     for role in dict.fromkeys(node.role for node in found):
         states = Counter(node.state for node in found if node.role == role)
         each = next(iter(states)) if len(states) == 1 else ", ".join(f"{n} {state}" for state, n in states.items())
-        many = counted(states.total(), NEEDED.get(role, role or "unknown"))
+        many = counted(states.total(), called.get(role, role or "unknown"))
         told.append(f"{many} {each}" if len(states) == 1 else f"{many}: {each}")
     return " · ".join(filter(None, [*told, lacking(record)])) or "No node has joined yet."
 

@@ -28,11 +28,11 @@ from asyncrl.files.atomic import output
 from asyncrl.records import formatting
 from asyncrl.records.episode_view import summary, views
 from asyncrl.records.evaluation_metrics import accuracy_by_source, failed_note, multi_sample_metrics, pass_curve
+from asyncrl.records.events import news, weighed
 from asyncrl.records.formatting import UNKNOWN
 from asyncrl.records.measures import Ends, finite
 from asyncrl.records.run_record import RunRecord, labels, read_run
 from asyncrl.records.samples import PicturedSample, SampledEpisode
-from asyncrl.records.weighed_events import news, weighed
 from asyncrl.tools.dashboard.comparison import compare
 from asyncrl.tools.dashboard.overview import sentence
 from asyncrl.tools.report import charts

@@ -28,6 +28,7 @@ from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError, LedgerError, RunFailed
 from asyncrl.files.atomic import flush, flush_folder, refuse_existing
 from asyncrl.files.checkpoints import BEST, SETTINGS, step_folder
+from asyncrl.records.run_record import overview
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.checkpoint import Manifest
 from asyncrl.trainer.checkpoints.snapshot import ADAPTERS, TENSORS, open_tensors, stem_of, write_tensors
@@ -48,10 +49,8 @@ def find_checkpoint(directory: Path, step: int | Literal["best"] | None) -> tupl
     """
     if step is None:
         if (found := checkpoint.search(directory).found) is None:
-            raise ConfigError(
-                f"there is no intact checkpoint in {directory}; if the trainer ran on another machine, the event "
-                f"checkpoint.written has the folder there"
-            )
+            why = overview(directory.parent).no_checkpoint or "those there are damaged; `asyncrl audit` says what is"
+            raise ConfigError(f"there is no intact checkpoint in {directory}: {why}")
         return found
     number = _best(directory) if step == "best" else step
     folder = step_folder(directory, number)

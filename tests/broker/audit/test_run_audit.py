@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from asyncrl.broker.audit.run_audit import _retirement_problems
 from asyncrl.broker.ledger.ledger import Ledger
+from asyncrl.broker.ledger.reader import read_ledger_meta
 from asyncrl.broker.ledger.records import (
     Admitted,
     AnyRecord,
@@ -29,8 +30,9 @@ from asyncrl.broker.ledger.records import (
 from asyncrl.broker.ledger.state import LedgerState
 from asyncrl.cli.inspect import read_audit
 from asyncrl.config.sections.schedule import Schedule
+from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Trajectory, Unit
-from asyncrl.spool.folder import read_contents, segment_numbers
+from asyncrl.spool.folder import SpoolIdentity, read_contents, segment_numbers, write_identity
 from asyncrl.spool.segments import Segments
 from tests.broker.audit.conftest import STEPS, RunCopy
 from tests.broker.driver import Prompts
@@ -107,14 +109,26 @@ def test_what_is_not_there_to_be_checked_is_said(run: RunCopy) -> None:
     assert audit.unchecked["samples"] == "broker.samples is false"
 
 
-def test_payloads_of_a_spool_of_its_own_are_said_to_be_there(run: RunCopy) -> None:
+def test_payloads_of_a_spool_of_its_own_are_read_from_the_folder_that_is_named(run: RunCopy, tmp_path: Path) -> None:
     def moved(record: AnyRecord) -> AnyRecord:
         return (
             replace(record, ref=replace(record.ref, spool="spool-0-6c9fb0")) if isinstance(record, Result) else record
         )
 
     run.replace(moved)
-    assert "payloads are in the spool spool-0-6c9fb0, whose folder is not read" in run.audit().unchecked["spool"]
+    assert "the folder of the spool spool-0-6c9fb0, which stored" in run.audit().unchecked["spool"]
+
+    far = Path(shutil.copytree(run.directory.spool, tmp_path / "far"))
+    with pytest.raises(ConfigError, match=r"far is no folder of a spool: there is no spool\.json in it"):
+        read_audit(run.directory.path, spools=[far])
+    write_identity(far, SpoolIdentity("spool-0-6c9fb0", "other"))
+    with pytest.raises(ConfigError, match=r"far has the payloads of run other, but .* is run"):
+        read_audit(run.directory.path, spools=[far])
+    write_identity(far, SpoolIdentity("spool-0-6c9fb0", read_ledger_meta(run.directory.ledger).run_id))
+    audit = read_audit(run.directory.path, spools=[far])
+    assert not audit.checked["spool"].startswith("0 payloads")
+    assert not [problem for problem in audit.problems if "spool" in problem]
+    assert audit.unchecked["spool"].endswith("payloads are trimmed")
 
 
 # ── 1: stale beyond its bound ───────────────────────────────────────────────────────────────

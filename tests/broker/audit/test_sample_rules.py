@@ -19,10 +19,11 @@ from asyncrl.broker.audit.sample_rules import (
     sample_problems,
     span_problems,
     summary_file_problems,
+    unread,
     unwitnessed_steps,
 )
 from asyncrl.broker.ledger.reader import ChainCheck, Head, LedgerMeta
-from asyncrl.broker.ledger.records import Admitted, AnyRecord, Result, Rewarded, Started, Taken, Written
+from asyncrl.broker.ledger.records import Admitted, AnyRecord, Dropped, Result, Rewarded, Started, Taken, Written
 from asyncrl.broker.ledger.state import LedgerState
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.spool import SpoolRef
@@ -107,17 +108,23 @@ PAYLOAD = StoredPayload(
 )
 
 
+def payloads_in(*spools: str) -> LedgerState:
+    """A ledger with an open group for each payload."""
+    state = LedgerState(Schedule(groups_per_step=1, group_size=1))
+    for group_id, spool in enumerate(spools):
+        state.add(Admitted(group_id, group_id, 0, 0))
+        state.add(Result(Unit(group_id, 0), 1, SpoolRef(spool, 3, 16, 90, 7), SUMMARY))
+    return state
+
+
 def rules(*segments: int, spool: str = "spool") -> SpoolRules:
-    book = LedgerState(Schedule(groups_per_step=1, group_size=1))
-    book.add(Admitted(0, 0, 0, 0))
-    book.add(Result(Unit(0, 0), 1, SpoolRef("spool", 3, 16, 90, 7), SUMMARY))
-    return SpoolRules(book, spool, segments)
+    return SpoolRules(payloads_in(spool), spool, segments)
 
 
 def test_a_payload_that_fits_its_record() -> None:
     found = rules(3)
     assert [*found.add(PAYLOAD), *found.missing()] == []
-    assert (found.num_checked, found.num_trimmed, found.elsewhere) == (1, 0, {})
+    assert (found.num_checked, found.num_trimmed) == (1, 0)
 
 
 def test_a_payload_that_no_record_names_is_normal() -> None:
@@ -151,10 +158,19 @@ def test_a_payload_is_missing_from_its_segment_or_with_a_segment_that_is_needed(
     assert list(rules(3).missing(trimmed_meanwhile={3})) == []
 
 
-def test_payloads_of_other_spools_are_counted() -> None:
-    found = rules(3, spool="other")
-    assert list(found.missing()) == []
-    assert found.elsewhere == {"spool": 1}
+def test_problems_name_their_spool() -> None:
+    (problem,) = rules(3, spool="far").add(replace(PAYLOAD, trajectory=None))
+    assert problem.startswith("far/segment_000003.seg at offset 16: ")
+    (missing,) = rules(3, spool="far").missing()
+    assert missing.startswith("far: the payload of unit 0/0 is missing")
+
+
+def test_of_a_spool_whose_folder_is_not_read_what_must_be_on_its_disk_is_counted_apart() -> None:
+    state = payloads_in("spool", "far", "far")
+    state.add(Dropped(1, "zero_std", 0))
+    assert list(SpoolRules(state, "spool", {3}).missing()) == list(rules(3).missing())
+    (sentence,) = unread(state, ["spool"])
+    assert sentence.startswith("the folder of the spool far, which stored 2 payloads; 1 of them must be there, the")
 
 
 # ── test token rules ──────────────────────────────────────────────────────────────────────────

@@ -20,7 +20,7 @@ from asyncrl.broker.metrics.incidents import (
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
 from asyncrl.messages.supervisor import Incident
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import EventKind
 
 
 def a_config(warn: float = 0.5, **sections: Any) -> Config:
@@ -265,7 +265,7 @@ def test_a_node_that_is_back_ends_its_death() -> None:
     book.add("node.returned", {"node": "trainer-0", "away_s": 30.2, "step": 250}, 31.2)
     assert [one.sentence for one in book.told(40.0)] == [
         "trainer-0 is back after 30.2 s",
-        "trainer-0 was killed by SIGKILL",
+        "trainer-0 was killed by SIGKILL (over)",
     ]
 
 
@@ -275,7 +275,7 @@ def test_a_silence_that_is_over_says_so_until_the_next_one() -> None:
     book.add("node.quiet", {"node": "rollout-1"}, 1.0)
     book.add("node.heard", {"node": "rollout-0"}, 2.0)
     told = [incident.sentence for incident in book.told(3.0)]
-    assert told == ["rollout-1 fell silent", "rollout-0 fell silent, and is well again"]
+    assert told == ["rollout-1 fell silent", "rollout-0 fell silent (over)"]
     book.add("node.quiet", {"node": "rollout-0"}, 4.0)
     assert book.told(5.0)[0] == Incident("rollout-0 fell silent", 1.0, 2)
 
@@ -302,8 +302,10 @@ def test_a_spool_that_is_away_is_an_incident_if_the_run_waits_for_it_until_it_is
     for number in (3, 5):
         book.add("spool.away", {"spool": "s", "trajectories": number, "waits_s": 600.0}, 1.0)
     assert book.told(1.0) == [Incident("s went away with 5 trajectories that the run waits for", 0.0, 2)]
+    book.add("spool.back", {"spool": "other"}, 2.0)
+    assert book.told(2.0)[0].sentence.endswith("waits for")
     book.add("spool.back", {"spool": "s"}, 2.0)
-    assert book.told(1.0)[0].sentence.endswith("waits for, and is well again")
+    assert book.told(1.0)[0].sentence.endswith("waits for (over)")
 
 
 def test_the_oldest_are_forgotten() -> None:
@@ -334,7 +336,7 @@ def test_what_follows_from_a_death_is_counted_with_it_whether_told_before_or_aft
     assert [one.sentence for one in book.told(200.0)] == [
         "weight transfer given up: rollout-1 was silent",
         "rollout-1 is back after 3 s",
-        "rollout-1 was killed by SIGKILL, with 4 consequences",
+        "rollout-1 was killed by SIGKILL (over), with 4 consequences",
         "rollout-0 failed to receive weights: with rollout-11: timeout",
     ]
 

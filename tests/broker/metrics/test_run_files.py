@@ -23,7 +23,7 @@ from asyncrl.messages.trajectory import Prompt, Unit
 from asyncrl.messages.weights import Live
 from asyncrl.messages.wire import PROTOCOL
 from asyncrl.messages.words import Role
-from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.events import EventKind
 from asyncrl.records.run_directory import RunDirectory
 from tests.broker.driver import Cluster, Reward, Rollout, Trainer, a_config, a_scheduler
 
@@ -167,6 +167,14 @@ def test_an_event_has_nothing_that_a_terminal_would_obey(directory: RunDirectory
     assert (event["node"], event["nodes"]) == ("\\x1b[2J", ["a\\u202e"])
     assert len(event["cause"]) < 3000
     assert logs[0]["node"] == "\\x1b[2J"
+
+
+def test_who_was_lost_is_absent_also_for_the_next_broker(directory: RunDirectory) -> None:
+    life = Life(directory, now_s=0.0)
+    life.report.event("node.joined", node="a", role="rollout")
+    life.report.event("node.lost", node="a", role="rollout", cause="silent for 10 s")
+    for report in (life.report, Life(directory, now_s=0.0).report):
+        assert [(node.name, node.state) for node in report.node_states.absent] == [("a", "lost")]
 
 
 def test_incidents_are_warnings_of_the_log_and_versions_are_left_to_debugging(directory: RunDirectory) -> None:

@@ -10,7 +10,7 @@ from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.ledger.records import Refused, Restarted, Taken
 from asyncrl.broker.nodes.faults import FaultBook
 from asyncrl.broker.nodes.node import Node, NodeBook
-from asyncrl.broker.nodes.spool_loss import SpoolLoss
+from asyncrl.broker.nodes.spool_loss import JOINS_S, SpoolLoss
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.training import TrainingGroups
@@ -205,7 +205,38 @@ def test_after_a_restart_every_spool_with_payloads_is_awaited_except_the_hosted_
     desk = Desk()
     desk.store(desk.groups.train[0], "spool", "c")
     desk.loss.expect(hosted="spool")
-    assert desk.events() == {"spool.away": {"spool": "c", "trajectories": 1, "waits_s": TTL_S}}
     assert desk.take(0) == []
+    assert desk.loss.notes(5.0)[0].startswith("c has not joined since the broker's start, 0 s: ")
     desk.loss.joined(SpoolAddress("c", "tcp://c:1"))
     assert isinstance(desk.take(0)[0], Batch)
+
+
+def test_a_spool_that_joins_soon_after_the_brokers_start_was_not_away() -> None:
+    desk = Desk()
+    desk.store(desk.groups.train[0], "c", "c", scored=False)
+    desk.loss.expect(hosted="spool")
+    desk.loss.tick(100.0, 0)
+    desk.loss.tick(100.0 + JOINS_S - 1, 0)
+    desk.loss.joined(SpoolAddress("c", "tcp://c:1"))
+    desk.loss.tick(100.0 + 2 * TTL_S, 0)
+    assert desk.events() == {}
+    assert len(desk.grading.assign("r", 8)) == 2
+
+
+def test_a_spool_that_does_not_join_after_the_brokers_start_is_away_once() -> None:
+    desk = Desk()
+    desk.store(desk.groups.train[0], "c", "c")
+    desk.loss.expect(hosted="spool")
+    desk.loss.tick(0.0, 0)
+    desk.loss.tick(JOINS_S, 0)
+    assert desk.events() == {"spool.away": {"spool": "c", "trajectories": 2, "waits_s": TTL_S}}
+    desk.loss.tick(JOINS_S + 1, 0)
+    desk.loss.joined(SpoolAddress("c", "tcp://c:1"))
+    assert desk.events() == {"spool.back": {"spool": "c"}}
+
+
+def test_nobody_waits_for_a_spool_that_leaves_at_the_end_of_the_run() -> None:
+    desk = Desk()
+    desk.store(desk.groups.train[0], "a", "a")
+    desk.loss.departed("a", 0.0, is_over=True)
+    assert desk.events() == {}

@@ -66,10 +66,10 @@ def test_nodes_that_are_gone_are_named_until_they_are_back() -> None:
 def test_a_run_before_its_first_step_says_how_long_it_has_started_and_what_it_waits_for() -> None:
     joined = {"event": "node.joined", "node": "rollout-0", "role": "rollout", "time_s": 9.0}
     begun = "Running before the first step, 12.0 s after its start."
-    assert sentence(record(events=[joined]), {}) == f"{begun} No trainer or reward node has joined yet."
+    assert sentence(record(events=[joined]), {}) == f"{begun} No trainer, spool or reward node has joined yet."
     waiting = {"event": "run.waiting", "cause": "no trainer has joined"}
     assert sentence(record(events=[joined, waiting]), {}) == f"{begun} It waits: no trainer has joined."
-    rest = [joined | {"node": role, "role": role} for role in ("trainer", "reward")]
+    rest = [joined | {"node": role, "role": role} for role in ("trainer", "spool", "reward")]
     assert sentence(record(events=[joined, *rest]), {}) == f"{begun} The nodes load the model."
 
 
@@ -91,21 +91,21 @@ def test_a_silent_run_without_an_end_has_stopped_unless_its_steps_are_long_or_it
     assert sentence(record(metrics=slow), {}, silent_s=500.0).startswith("Running")
     served = sentence(record(metrics=STEPS, is_served=True), {}, silent_s=500.0)
     assert served.startswith("Running at step 20 of 100, about 13 min 20 s left. Its broker runs, and has recorded")
-    begun = "Running before the first step. No trainer or rollout or reward node has joined yet."
+    begun = "Running before the first step. No trainer, rollout, spool or reward node has joined yet."
     assert sentence(record(is_served=True), {}, silent_s=None) == begun
 
 
 def test_every_page_says_which_role_is_missing_and_that_a_run_is_over(summary: MakeSummary) -> None:
     joined = {"event": "node.joined", "node": "rollout-0", "role": "rollout"}
     started = record(events=[joined])
-    told = "No trainer or reward node has joined yet."
+    told = "No trainer, spool or reward node has joined yet."
     assert sentence(started, {}).endswith(told)
     assert timeline_sentence(started, {}).startswith(told)
     assert page.events_sentence(started) == told
     (node,) = nodes(started.events, TimeBands(), {})
     assert page.cluster_sentence(started, [node]) == f"1 rollout loading · {told[0].lower()}{told[1:-1]}"
 
-    every = [joined | {"node": role, "role": role} for role in ("trainer", "rollout", "reward")]
+    every = [joined | {"node": role, "role": role} for role in ("trainer", "rollout", "spool", "reward")]
     whole = record(events=every)
     assert page.events_sentence(whole) == "No trouble now."
     assert "No node is missing." in timeline_sentence(whole, {})
@@ -113,7 +113,7 @@ def test_every_page_says_which_role_is_missing_and_that_a_run_is_over(summary: M
     assert page.events_sentence(over) == "The run is over."
     assert timeline_sentence(over, {}).startswith("All nodes have left: the run is over.")
     found = nodes(every, TimeBands(), {}, is_over=True)
-    assert page.cluster_sentence(over, found) == "All 3 nodes have left: the run is over."
+    assert page.cluster_sentence(over, found) == "All 4 nodes have left: the run is over."
 
 
 def test_the_events_begin_with_the_nodes_that_are_lost_as_every_page_does() -> None:
@@ -129,12 +129,12 @@ def test_the_events_begin_with_the_nodes_that_are_lost_as_every_page_does() -> N
 def test_the_cluster_is_told_by_role_and_state() -> None:
     joined = [
         {"event": "node.joined", "node": f"{role}-{n}", "role": role}
-        for role, many in (("trainer", 1), ("rollout", 3), ("reward", 2))
+        for role, many in (("trainer", 1), ("rollout", 3), ("reward", 2), ("spool", 1))
         for n in range(many)
     ]
     ready = {"event": "node.ready", "node": "rollout-0", "role": "rollout"}
     run = record(events=[*joined, ready])
-    told = "1 trainer loading · 3 rollouts: 1 ready, 2 loading · 2 reward nodes ready"
+    told = "1 trainer loading · 3 rollouts: 1 ready, 2 loading · 2 reward nodes ready · 1 spool ready"
     assert page.cluster_sentence(run, nodes(run.events, TimeBands(), {})) == told
 
 

@@ -52,10 +52,8 @@ def test_each_row_is_graded_with_its_reference_and_with_garbage(tmp_path: Path, 
 def test_failures_are_summed_up_by_cause(tmp_path: Path, data: Path) -> None:
     fine, said = tried(tmp_path, FRAGILE, data)
     assert not fine
-    assert (
-        said[-1]
-        == "failed      IndexError at my.py:2 in 6 of 10 attempts at a verdict (60 %), such as 'list index out of range'"
-    )
+    cause = "IndexError at my.py:2 in 6 of 10 attempts at a verdict (60 %), such as 'list index out of range'"
+    assert said[-1] == f"failed      {cause}"
     assert (
         f"  reference          failed: the function raised IndexError: list index out of range ({tmp_path / 'my.py'}:2)"
         in said

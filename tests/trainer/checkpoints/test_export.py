@@ -270,8 +270,8 @@ def test_a_missing_checkpoint_is_refused_with_the_existing_ones(export_save, tmp
     folder = export_save(3)
     with pytest.raises(ConfigError, match=r"no checkpoint of step 4 .* existing steps: 3"):
         find_checkpoint(folder.parent, 4)
-    with pytest.raises(ConfigError, match="no intact checkpoint"):
-        find_checkpoint(tmp_path / "nowhere", None)
+    with pytest.raises(ConfigError, match=r"no intact checkpoint in .*: none, and the configuration"):
+        find_checkpoint(tmp_path / "run" / "checkpoints", None)
     with pytest.raises(ConfigError, match="keep_best"):
         find_checkpoint(folder.parent, "best")
     (folder.parent / BEST).write_text("{")

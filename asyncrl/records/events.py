@@ -1,5 +1,6 @@
 """
-Events of a run by weight, each given what came after it: which still matter, which are over and how long they lasted.
+Events of a run: their kinds, and the weight of each given what came after it: which still matter, which are over and
+how long they lasted.
 
     node.exited  11.1 s ─┬─ node.lost, the same death        trouble, until
                          └─ node.returned  17.0 s            over after 5.9 s
@@ -18,7 +19,54 @@ from msgspec import Struct
 from asyncrl.records.alarms import SENTENCES
 from asyncrl.records.formatting import UNKNOWN, duration, share
 from asyncrl.records.measures import finite
-from asyncrl.records.states import WELL_AGAIN
+
+# ── kinds ─────────────────────────────────────────────────────────────────────────────────────
+
+EventKind = Literal[
+    "broker.refused", "broker.slept",
+    "checkpoint.damaged", "checkpoint.written",
+    "clip.high",
+    "completions.cut",
+    "config.advice",
+    "data.prompts_shared", "data.rows_skipped",
+    "episode.started_over",
+    "ess.low",
+    "eval.finished", "eval.left_out", "eval.lost", "eval.started",
+    "events.cut",
+    "grading.overdue",
+    "group.dropped", "group.restarted", "group.untrained",
+    "hello.late",
+    "images.sent",
+    "key.refused",
+    "lease.expired", "lease.overdue",
+    "leases.adopted", "leases.suspended",
+    "ledger.cut", "ledger.left_locked", "ledger.locked", "ledger.unlocked",
+    "logprob_gap.exceeded",
+    "metrics.cut",
+    "node.admitted", "node.barred", "node.draining", "node.exited", "node.heard", "node.joined", "node.left",
+    "node.lost", "node.moving", "node.quiet", "node.ready", "node.rejected", "node.returned", "node.stalled",
+    "prompts.retired",
+    "run.config_changed", "run.copied", "run.finished", "run.goal_met", "run.interrupted", "run.moved", "run.resumed",
+    "run.started", "run.suspended", "run.waiting",
+    "samples.lost",
+    "sampling.paused", "sampling.resumed",
+    "setting.changed",
+    "signal.none",
+    "spool.away", "spool.back", "spool.cut", "spool.lost",
+    "staleness.chosen", "staleness.unplanned",
+    "step.failed", "step.repeated", "step.skipped",
+    "trainer.assembled", "trainer.disbanded", "trainer.resumed",
+    "trajectory.left_out",
+    "transfer.aborted", "transfer.failed",
+    "turn.ended",
+    "units.failed",
+    "upload.failed",
+    "version.live", "version.uploaded",
+]  # fmt: skip
+EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
+"""``NOUN.PAST``: what events.jsonl, the log and `asyncrl events` name them. A newer version may have further ones."""
+
+# ── weights ───────────────────────────────────────────────────────────────────────────────────
 
 Weight = Literal["trouble", "over", "news", "routine"]
 WEIGHTS: tuple[Weight, ...] = get_args(Weight)
@@ -40,12 +88,14 @@ ROUTINE = (
 )
 GONE = ("node.lost", "node.exited")
 BACK = ("node.returned", "node.ready", "node.joined")
+NAMED = ("node.", "spool.")
+"""Beginnings of the kinds of one node or spool, which end troubles of that alone."""
 BEGINS = ("run.started", "run.resumed")
 ENDED_BY: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(GONE, BACK),
-    "node.quiet": (WELL_AGAIN["node.quiet"], *BACK),
-    "node.stalled": (WELL_AGAIN["node.stalled"], *BACK),
-    "node.barred": (WELL_AGAIN["node.barred"],),
+    "node.quiet": ("node.heard", *BACK),
+    "node.stalled": ("node.moving", *BACK),
+    "node.barred": ("node.admitted",),
     "ledger.locked": ("ledger.unlocked",),
     "eval.lost": ("eval.finished",),
     "eval.left_out": ("eval.finished",),
@@ -59,8 +109,9 @@ ENDED_BY: Mapping[str, tuple[str, ...]] = {
     "run.finished": ("run.resumed",),
 }
 """
-Events after which a trouble is over, of the same node if it names one, or of the role that it waits for: the first of
-these that came, before the same trouble came again, says when. All of these are over, too, once the run finished.
+Events after which a trouble is over, of the same node or spool if it names one, or of the role that it waits for: the
+first of these that came, before the same trouble came again, says when. All of these are over, too, once the run
+finished.
 """
 
 
@@ -119,7 +170,7 @@ def weighed(events: Sequence[Mapping[str, Any]]) -> list[WeighedEvent]:
 
 def _end(kind: str, whose: str, later: Mapping[tuple[str, str], int]) -> int | None:
     """Place of the event that ended one of this kind; None if none has."""
-    keys = [(end, whose if end.startswith("node.") else "") for end in ENDED_BY.get(kind, ())]
+    keys = [(end, whose if end.startswith(NAMED) else "") for end in ENDED_BY.get(kind, ())]
     ends = [later[key] for key in keys if key in later]
     same = GONE if kind in GONE else (kind,)
     again = min((later[one, whose] for one in same if (one, whose) in later), default=None)
@@ -150,8 +201,9 @@ def _of_role(event: Mapping[str, Any]) -> str:
 
 
 def _node(event: Mapping[str, Any]) -> str:
-    node = event.get("node")
-    return node if isinstance(node, str) and str(event.get("event")).startswith("node.") else ""
+    """The node or spool that an event of it names."""
+    node = event.get("node", event.get("spool"))
+    return node if isinstance(node, str) and str(event.get("event")).startswith(NAMED) else ""
 
 
 def _between_s(begin: Mapping[str, Any], end: Mapping[str, Any]) -> float | None:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.records.weighed_events import news, weighed
+from asyncrl.records.events import news, weighed
 
 
 def event(kind: str, second: int = 0, **fields: Any) -> dict[str, Any]:
@@ -70,9 +70,15 @@ def test_an_event_of_another_version_that_lacks_a_field_is_told_all_the_same() -
 
 @pytest.mark.parametrize(
     ("trouble", "end"),
-    [("transfer.failed", "version.live"), ("upload.failed", "version.uploaded"), ("spool.away", "spool.back")],
+    [("transfer.failed", "version.live"), ("upload.failed", "version.uploaded")],
 )
 def test_what_went_well_at_last_is_no_trouble_any_more(trouble: str, end: str) -> None:
     failed = event(trouble, 1, node="rollout-0")
     assert [one.weight for one in weighed([failed])] == ["trouble"]
     assert [one.end for one in weighed([failed, event(end, 3)])][:1] == ["over after 2.0 s"]
+
+
+def test_a_spool_is_away_until_it_is_back_itself() -> None:
+    events = [event("spool.away", 1, spool="a"), event("spool.back", 2, spool="b"), event("spool.back", 3, spool="a")]
+    assert weighed(events[:2])[0].weight == "trouble"
+    assert weighed(events)[0].end == "over after 2.0 s"
