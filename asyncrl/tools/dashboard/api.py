@@ -3,7 +3,8 @@ Answers of the dashboard about its runs, as JSON. Blocking: the application call
 
     GET api/runs                                  names and revisions
     GET api/comparison                            what differs between the runs, and which is best
-    GET api/runs/0/overview                       state, headline numbers, evaluations
+    GET api/runs/0/state                          what it does, and whether that is well: what every page begins with
+    GET api/runs/0/overview                       headline numbers, evaluations, waits
     GET api/runs/0/curves?start=40&rewrites=0     metrics of the steps from the 41st on
     GET api/runs/0/histograms                     of the newest samples
     GET api/runs/0/cluster                        nodes
@@ -218,6 +219,7 @@ class Api:
         self.runs = [FollowedRun(path, wall_clock) for path in paths]
         self._labels = labels(paths)
         self._views: dict[str, Callable[[FollowedRun, Query], Any]] = {
+            "state": self._state,
             "overview": self._overview,
             "curves": self._curves,
             "histograms": self._histograms,
@@ -282,6 +284,13 @@ class Api:
         run.refresh()
         return run
 
+    def _state(self, run: FollowedRun, _: Query) -> Any:
+        run.times.advance(SHORT_S)
+        record = run.record
+        line = overview.state_line(record, run.times.bands.by_role())
+        found = {"is_partial": run.times.is_behind, "steps": record.steps, "planned": record.planned, "word": line.word}
+        return found | msgspec.structs.asdict(line)
+
     def _overview(self, run: FollowedRun, _: Query) -> Any:
         run.times.advance(SHORT_S)
         found = overview.overview(run.record, run.times.bands.by_role())
@@ -310,7 +319,6 @@ class Api:
             "nodes": nodes,
             "has_times": bool(bands.nodes),
             "kinds": kinds(bands.activities),
-            "then": overview.then(record),
         }
 
     def _timeline(self, run: FollowedRun, query: Query) -> Any:

@@ -1,7 +1,7 @@
 """
 The report: one self-contained HTML file about one run, or about several runs side by side.
 
-    header      status; a sentence on the run, as on the dashboard; of several, how they differ; when this was written
+    header      status; the state of the run, as on the dashboard; of several, how they differ; when this was written
     curves      reward, accuracy, ...
     numbers     results, cost, and the settings that matter or differ
     curves      staleness, throughput, waiting, ...
@@ -33,7 +33,7 @@ from asyncrl.records.run_record import RunRecord, labels, read_run
 from asyncrl.records.samples import PicturedSample, SampledEpisode
 from asyncrl.records.weighed_events import news, weighed
 from asyncrl.tools.dashboard.comparison import compare
-from asyncrl.tools.dashboard.overview import sentence
+from asyncrl.tools.dashboard.overview import state_line
 from asyncrl.tools.report import charts
 from asyncrl.tools.report.charts import Point, Series, draw, line_chart, plain, run_label
 
@@ -175,6 +175,9 @@ p { margin: 6px 0; }
 .running { background: #e3ebf7; color: #1d4477; }
 .stopped, .paused, .interrupted { background: #f5e8cf; color: #5f4200; }
 .sentence { overflow-wrap: anywhere; }
+.well { color: #1c7c43; }
+.note { color: #8a5a00; }
+.bad { color: #c0362c; }
 .side { display: flex; flex-wrap: wrap; gap: 14px; align-items: flex-start; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(440px, 100%), 1fr)); gap: 14px; }
 .side > *, .scroll { max-width: 100%; overflow-x: auto; }
@@ -190,7 +193,7 @@ details { margin: 10px 0; }
 .turns td { white-space: pre-wrap; }
 summary { cursor: pointer; color: #1d4477; }
 @media (max-width: 500px) {
-  main { padding: 16px 10px 40px; }
+  main { padding: 10px 10px 40px; }
   th, td { padding: 4px 8px; }
   .side td { min-width: 76px; }
 }
@@ -198,6 +201,9 @@ summary { cursor: pointer; color: #1d4477; }
 DARK = """
 body { color: #dfe4ea; background: #12151a; }
 .quiet, tbody th { color: #8c97a5; }
+.well { color: #58c287; }
+.note { color: #e0a53c; }
+.bad { color: #f0776d; }
 .finished { background: #173a2c; color: #7fd6ab; }
 .failed { background: #44211e; color: #f59a92; }
 .running { background: #1d2d47; color: #9cc1f7; }
@@ -394,7 +400,9 @@ def render(records: Sequence[RunRecord], made_at: datetime) -> str:
 def _header(record: RunRecord, as_of: Sequence[Markup], *, alone: bool) -> Markup:
     name = [] if alone else [text(record.name, "strong"), _pill(record)]
     notes = [text(f"{'; '.join(record.notes)}.", "span", "quiet")] if record.notes else []
-    return row([*name, text(sentence(record, {}, is_alone=alone), "span", "sentence"), *notes, *as_of])
+    line = state_line(record, {}, is_alone=alone)
+    told = [text(line.doing, "span"), text(line.word, "b", line.verdict), text(line.because, "span")]
+    return row([*name, row(told, "span", "sentence"), *notes, *as_of])
 
 
 def _pill(record: RunRecord) -> Markup:

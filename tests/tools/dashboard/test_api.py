@@ -146,7 +146,7 @@ def test_every_view_of_a_run_answers(api: Api) -> None:
     told = {"name": "tiny", "revision": 1, "status": "running", "num_lost": 0, "is_over": False}
     assert ask(api, "runs") == {"runs": [told]}
     assert ask(api, "comparison")["settings"] == {}
-    assert ask(api, "runs/0/overview")["sentence"].startswith("Running at step 10 of 10")
+    assert ask(api, "runs/0/state")["doing"].startswith("Running at step 10 of 10")
     assert ask(api, "runs/0/curves")["columns"]["reward"][-1] == 0.9
     assert ask(api, "runs/0/histograms")["staleness"]["counts"] == [3]
     assert [node["name"] for node in ask(api, "runs/0/cluster")["nodes"]] == []

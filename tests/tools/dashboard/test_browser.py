@@ -107,6 +107,16 @@ def test_the_overview_is_live_zooms_and_smooths(page: Any, url: str, directory: 
     page.get_by_text("waits for a neighbour").first.wait_for()
 
 
+def test_every_page_of_a_run_begins_with_its_state_and_result_and_whether_that_is_well(page: Any, url: str) -> None:
+    for name in ("overview", "cluster", "samples", "timeline", "events", "config"):
+        page.goto(f"{url}#/{name}")
+        line = page.locator("main > .state-line", has_text="Running at step")
+        line.wait_for()
+        assert re.search(
+            "held-out accuracy rose from 25.0 % to 75.0 %.*Not well. rollout-1 was lost", line.inner_text(), re.S
+        )
+
+
 def test_several_runs_begin_with_how_they_differ_and_have_their_numbers_in_the_table_alone(
     page: Any, make_run: MakeRun, summary: Callable[..., RunSummary]
 ) -> None:

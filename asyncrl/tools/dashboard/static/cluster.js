@@ -45,14 +45,12 @@ export function cluster(context) {
     table.set(shown);
   }
 
-  function describe({has_times: hasTimes, sentence, then}) {
+  function describe({has_times: hasTimes, sentence}) {
     put(summary, sentence);
     const gone = nodes.filter((node) => GONE.includes(node.state));
-    put(ends, then ? h("p", {class: "problem"}, then) : null,
-      gone.slice(0, NAMED).map((node) => h("p", {class: "end"}, h("b", {class: "bad"}, `${node.name} ${node.state}`), ` at ${seconds(node.since_s)}${node.cause ? `: ${node.cause}` : ""}`)),
+    put(ends, gone.slice(0, NAMED).map((node) => h("p", {class: "end"}, h("b", {class: "bad"}, `${node.name} ${node.state}`), ` at ${seconds(node.since_s)}${node.cause ? `: ${node.cause}` : ""}`)),
       gone.length > NAMED ? h("p", {class: "muted"}, `and ${gone.length - NAMED} more`) : null);
     put(legend, hasTimes ? kindLegend() : h("p", {class: "muted"}, "What nodes do with their time is in times.jsonl, which begins with the first step."));
-    element.classList.toggle("stale", Boolean(then));
     table.columns = columns.filter((column) => !column.name.startsWith("device") || nodes.some((node) => node.use[column.name] != null));
     table.drawHead();
   }

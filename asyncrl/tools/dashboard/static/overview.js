@@ -1,4 +1,4 @@
-// How a run goes: state, headline numbers, who waits for whom, curves over steps or time, and the newest samples.
+// How a run goes: headline numbers, who waits for whom, curves over steps or time, and the newest samples.
 
 import {get} from "./api.js";
 import {colour, runColour} from "./colours.js";
@@ -37,6 +37,12 @@ const HISTOGRAM_MS = 10_000; // between two looks at the newest samples
 /** The state of a run, and how many of its nodes are lost; `nodes` is the address of the page that says more of these. */
 export function statePills({status, num_lost: lost}, nodes) {
   return [h("span", {class: `pill ${status}`}, status), lost ? h("a", {class: "pill lost", href: nodes}, `${plural(lost, "node")} lost`) : null];
+}
+
+/** Steps done of those that are planned; null if nothing tells how many are. */
+export function progressBar({steps, planned}) {
+  const share = planned ? Math.min(1, steps / planned) : 0;
+  return planned ? h("progress", {max: "1", value: String(share), "aria-label": percent(share, 0)}) : null;
 }
 
 export function overview(context) {
@@ -90,20 +96,12 @@ export function overview(context) {
     }}, h("i", {style: {background: runColour(run)}}), context.runs[run].name) : null;
   }
 
-  function bar({steps, planned}) {
-    const share = planned ? Math.min(1, steps / planned) : 0;
-    return planned ? h("progress", {max: "1", value: String(share), "aria-label": percent(share, 0)}) : null;
-  }
-
   function drawHead() {
     const found = state.map((one) => one.overview).filter(Boolean);
     if (!found.length) return;
     if (context.runs.length === 1) {
       const one = found[0];
-      element.classList.toggle("stale", Boolean(one.then));
-      put(head, h("p", {class: "sentence"}, bar(one), h("span", {}, one.sentence)),
-        one.notes.length ? h("p", {class: "muted notes"}, one.notes.join("; ")) : null,
-        one.then ? h("p", {class: "muted"}, one.then) : null,
+      put(head, one.notes.length ? h("p", {class: "muted notes"}, one.notes.join("; ")) : null,
         h("div", {class: "tiles"}, one.tiles.filter((tile) => one.steps || tile.value !== UNKNOWN).map((tile) =>
           h("div", {class: "tile"}, h("span", {class: "label"}, tile.label), h("b", {}, tile.value), h("span", {class: "muted"}, tile.note || " ")))));
       return;
@@ -117,10 +115,10 @@ export function overview(context) {
     put(head, h("p", {class: "sentence"}, comparison.sentence), h("div", {class: "scroll"}, h("table", {class: "compare"},
       h("thead", {}, h("tr", {}, h("th", {}, "run"), h("th", {class: "number"}, ACCURACY), comparison.columns.map((key) => h("th", {class: "number"}, key)), rest.map((place) => h("th", {class: "number"}, labels[place])),
         comparison.is_alike ? null : [h("th", {}, "state"), h("th", {}, "steps")])),
-      h("tbody", {}, state.map((one, run) => one.overview && h("tr", {title: one.overview.sentence}, h("td", {}, legendOf(run)), cell(one, run, first),
+      h("tbody", {}, state.map((one, run) => one.overview && h("tr", {title: one.overview.state.doing}, h("td", {}, legendOf(run)), cell(one, run, first),
         comparison.columns.map((key) => h("td", {class: "number"}, comparison.settings[key][run])), rest.map((place) => cell(one, run, place)),
         comparison.is_alike ? null : [h("td", {}, statePills(one.overview, `#/cluster${run ? `?run=${run}` : ""}`)),
-          h("td", {}, h("span", {class: "progress"}, `${one.overview.steps}${one.overview.planned ? ` of ${one.overview.planned}` : ""}`, bar(one.overview)))]))))),
+          h("td", {}, h("span", {class: "progress"}, `${one.overview.steps}${one.overview.planned ? ` of ${one.overview.planned}` : ""}`, progressBar(one.overview)))]))))),
       h("p", {class: "muted"}, `Reward, length and pace are of the ${found[0].recently}, staleness and log-prob gap of all`, h("span", {class: "wide-only"}, "; hover over a number for its span"), "."));
   }
 

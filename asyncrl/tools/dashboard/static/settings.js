@@ -1,7 +1,7 @@
 // Settings with value, default and meaning, at first those that differ; with several runs, a column for each.
 
 import {get} from "./api.js";
-import {h, put} from "./dom.js";
+import {h, marked, put} from "./dom.js";
 import {plural} from "./format.js";
 
 export function settings(context) {
@@ -49,9 +49,4 @@ export function settings(context) {
   }
 
   return {element, start, update: () => null, redraw: () => {}, close: () => { isClosed = true; }};
-}
-
-/** Text with ``code`` as elements. */
-function marked(text) {
-  return text.split("``").map((part, place) => (place % 2 ? h("code", {}, part) : part));
 }
