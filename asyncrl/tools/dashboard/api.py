@@ -206,7 +206,7 @@ class Api:
     Answers the requests of a dashboard's pages from the files of its runs.
 
     Args:
-        paths: Run directories; a run is named by its place in the list.
+        paths: Run directories. They are put `in_order`, and a run is named by its place in it.
         wall_clock: Gives seconds since 1970.
 
     Raises:
@@ -216,8 +216,12 @@ class Api:
     def __init__(self, paths: Sequence[Path], wall_clock: Callable[[], float] = time.time) -> None:
         if not 0 < len(paths) <= MAX_RUNS:
             raise ConfigError(f"a dashboard shows 1 to {MAX_RUNS} runs, got {len(paths)}")
-        self.runs = [FollowedRun(path, wall_clock) for path in paths]
-        self._labels = labels(paths)
+        followed = [FollowedRun(path, wall_clock) for path in paths]
+        for run in followed:
+            run.refresh()
+        ordered = comparison.in_order([run.record for run in followed])
+        self.runs = [followed[place] for place in ordered]
+        self._labels = [labels(paths)[place] for place in ordered]
         self._views: dict[str, Callable[[FollowedRun, Query], Any]] = {
             "state": self._state,
             "overview": self._overview,

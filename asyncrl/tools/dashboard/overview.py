@@ -93,7 +93,7 @@ WORDS: Mapping[Verdict, str] = {"well": "All is well.", "note": "Take note.", "b
 
 
 class StateLine(Struct, frozen=True, kw_only=True):
-    """What every page of a run begins with, and its report: what it does, and whether that is well."""
+    """The line with which every page of a run, and its report, begin: what it does, and whether that is well."""
 
     doing: str
     """State, progress and result, in sentences."""
@@ -162,7 +162,7 @@ def _judged(record: RunRecord, waits: Mapping[str, Mapping[str, float]] | None) 
 
 
 def _starting(record: RunRecord) -> tuple[Verdict, str]:
-    """What a run waits for before its first step, and until when that is normal."""
+    """The verdict before the first step: what the run waits for, and until when that is normal."""
     if told := awaited(record):
         told, elapsed_s = f"{told[0].upper()}{told[1:]}", _elapsed_s(record)
         if elapsed_s is not None and elapsed_s > PATIENCE_S:
@@ -423,7 +423,7 @@ def _in_the_way(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> 
 
 
 def _waiting(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, str]]:
-    """Of trainer and rollouts, if they waited long: the role, its share of waiting, and a clause on the causes."""
+    """The roles that waited long, trainer or rollouts, each with its share of waiting and a clause on the causes."""
     told, found = [], waited(pace := record.measures(), waits)
     for role in _shares_waited(pace):
         if found[role].share < NOTABLE:

@@ -166,6 +166,13 @@ def test_a_listed_sample_leads_to_its_texts_its_group_and_its_pictures(api: Api)
     assert ask(api, f"runs/0/group?split=held_out&file={held_out['file']}&group=9")["samples"][0]["step"] == 4
 
 
+def test_runs_are_numbered_in_the_order_of_the_setting_that_differs(make_run: MakeRun) -> None:
+    runs = [make_run(name, staleness=staleness) for name, staleness in (("loose", 2.0), ("strict", 0.5))]
+    api = Api([run.path for run in runs])
+    assert [run["name"] for run in api.revisions()] == ["strict", "loose"]
+    assert ask(api, "runs/0/overview")["name"] == "strict"
+
+
 def test_curves_go_on_where_the_page_has_them_and_begin_anew_after_a_rewrite(api: Api, directory: RunDirectory) -> None:
     found = ask(api, "runs/0/curves?start=8&rewrites=0")
     assert (found["start"], found["columns"]["step"]) == (8, [8, 9])

@@ -135,6 +135,11 @@ def test_several_runs_stand_side_by_side_with_their_differing_settings(make_run:
     assert f'<strong>sync</strong> <span class="pill running">… running</span> {told}' in html
 
 
+def test_runs_stand_in_the_order_of_the_setting_that_differs_as_on_the_dashboard(make_run: MakeRun) -> None:
+    html = report(make_run("loose", staleness=2.0), make_run("strict", staleness=0.5))
+    assert "<thead><tr><th></th><th>strict</th><th>loose</th></tr></thead>" in html
+
+
 def test_equal_configs_are_said_to_be_equal(make_run: MakeRun) -> None:
     assert "The runs have the same config." in report(make_run("a"), make_run("b"))
 

@@ -71,8 +71,9 @@ function show() {
   put(top_, h("a", {class: "brand", href: "#/overview"}, "asyncrl"), h("nav", {"aria-label": "pages"}, Object.entries(PAGES).map(([key, [title]]) =>
     h("a", {href: link(key, run), "aria-current": key === name ? "page" : null}, title))),
     isOne ? h("span", {class: "muted"}, `one of ${runs.length} runs:`) : null,
-    runs.length > 1 ? h("select", {"aria-label": "run", hidden: !isOne && name !== "overview", onchange: (event) => { location.hash = link(name, Number(event.target.value)); }},
-      runs.map((one, i) => h("option", {value: String(i), selected: i === run}, `${isOne ? "" : "samples of "}${one.name}`))) : h("span", {class: "run-name"}, runs[0].name), pills, connection);
+    isOne ? h("select", {"aria-label": "run", onchange: (event) => { location.hash = link(name, Number(event.target.value)); }},
+      runs.map((one, i) => h("option", {value: String(i), selected: i === run}, one.name))) : null,
+    h("span", {class: "run-name"}, runs.length > 1 ? (isOne ? null : `${runs.length} runs`) : runs[0].name), pills, connection);
   describe();
   if (isOne) top_.style.setProperty("--run", runColour(run));
   put(main, problem, put(state), page.element);

@@ -12,7 +12,7 @@ import {kindLegend, shareBar} from "./shares.js";
 // Curves in order of interest. `keys`: legend entry to metric. Those without any data are left out.
 const CURVES = [
   {title: "Reward", keys: {"": "reward"}},
-  {title: "Held-out accuracy", isEvaluation: true, isPercent: true, span: "last evaluation"},
+  {title: "Held-out accuracy", isEvaluation: true, isPercent: true},
   {title: "Completion length, tokens", keys: {mean: "length_mean", longest: "length_max"}, fromZero: true},
   {title: "KL to the sampler, nats", keys: {"": "kl"}},
   {title: "Entropy, nats", keys: {"": "entropy"}},
@@ -30,7 +30,7 @@ const CURVES = [
 ];
 const KNOWN = new Set(["step", ...CURVES.flatMap((curve) => Object.values(curve.keys || {}))]);
 const ACCURACY = "held-out accuracy"; // the result by which runs are compared: its tile
-const SMOOTHING = 0.6; // of several runs, whose raw curves hide each other
+const SMOOTHING = 10; // steps of a point of several runs, whose raw curves hide each other: the span of the table's numbers
 const SHOWN_SAMPLES = 3;
 const HISTOGRAM_MS = 10_000; // between two looks at the newest samples
 
@@ -47,7 +47,7 @@ export function progressBar({steps, planned}) {
 
 export function overview(context) {
   const view = new View(), many = context.runs.length > 1;
-  view.smoothing = many ? SMOOTHING : 0;
+  view.smoothing = many ? SMOOTHING : 1;
   const state = context.runs.map(() => ({columns: {}, rewrites: 0, overview: null}));
   const hidden = new Set();
   const head = h("section", {class: "head"});
@@ -60,11 +60,14 @@ export function overview(context) {
   const drawn = new Map();
   let comparison = null, xKey = "step", isApart = false, isClosed = false, countedAt = -Infinity;
 
-  const smoothing = h("input", {type: "range", min: "0", max: "0.98", step: "0.02", value: String(view.smoothing), "aria-label": "smoothing",
+  const smoothing = h("input", {type: "range", min: "1", max: "50", step: "1", value: String(view.smoothing), "aria-label": "steps of which each point is the mean",
     oninput: (event) => {
       view.smoothing = Number(event.target.value);
+      put(meanOf, meanText());
       view.redraw();
     }});
+  const meanText = () => (view.smoothing > 1 ? `mean of ${view.smoothing} steps` : "each step");
+  const meanOf = h("span", {class: "mean-of"}, meanText());
   const log = h("input", {type: "checkbox", onchange: (event) => {
     view.isLog = event.target.checked;
     view.redraw();
@@ -83,10 +86,10 @@ export function overview(context) {
     drawCurves();
   }}, h("option", {value: "together"}, "runs together"), h("option", {value: "apart"}, "a chart for each run")) : null;
   const marked = h("span", {class: "legend", hidden: true}, h("span", {}, h("i", {class: "restart"}), "the broker was started again"));
-  const tools = h("div", {class: "tools"}, axis, layout, h("label", {}, "smoothing ", smoothing), h("label", {class: "check"}, log, " log axis"),
+  const tools = h("div", {class: "tools"}, axis, layout, h("label", {}, "points: ", smoothing, " ", meanOf), h("label", {class: "check"}, log, " log axis"),
     reset, marked, h("span", {class: "muted hint"}, "drag over a chart to zoom, double-click for everything"));
   const newest = h("h2", {}, "The newest samples");
-  const element = h("div", {class: "overview"}, head, many ? null : waits, tools, charts, many ? waits : null, newest, texts, histograms, others);
+  const element = h("div", {class: "overview"}, head, many ? null : waits, tools, charts, many ? waits : [newest, texts, histograms], others);
 
   function legendOf(run) {
     return many ? h("button", {type: "button", class: "run", "aria-pressed": String(!hidden.has(run)), onclick: () => {
@@ -109,6 +112,7 @@ export function overview(context) {
     if (!comparison) return;
     // What runs are compared by first: on a phone the rest is behind the edge.
     const labels = found[0].tiles.map((tile) => tile.label);
+    const isLong = found.every((one) => one.steps >= 2 * SMOOTHING); // else its reward is that of half of the steps
     const order = [ACCURACY, ...labels.filter((label) => label !== ACCURACY)].map((label) => labels.indexOf(label));
     const [first, ...rest] = order;
     const cell = (one, run, place) => h("td", {class: `number ${labels[place] === ACCURACY && comparison.best === run ? "best" : ""}`, title: one.overview.tiles[place].note}, one.overview.tiles[place].value);
@@ -119,7 +123,7 @@ export function overview(context) {
         comparison.columns.map((key) => h("td", {class: "number"}, comparison.settings[key][run])), rest.map((place) => cell(one, run, place)),
         comparison.is_alike ? null : [h("td", {}, statePills(one.overview, `#/cluster${run ? `?run=${run}` : ""}`)),
           h("td", {}, h("span", {class: "progress"}, `${one.overview.steps}${one.overview.planned ? ` of ${one.overview.planned}` : ""}`, progressBar(one.overview)))]))))),
-      h("p", {class: "muted"}, `Reward, length and pace are of the ${found[0].recently}, staleness and log-prob gap of all`, h("span", {class: "wide-only"}, "; hover over a number for its span"), "."));
+      h("p", {class: "muted"}, `${isLong ? "Reward, length" : "Length"} and pace are means of the ${found[0].recently}, as the ends of the curves below; ${isLong ? "" : "reward is that of the last half of the steps, "}staleness and log-prob gap are of all steps.`));
   }
 
   /** Lines of a curve, of all runs or of `only` one. Of several runs only the first line of a curve is drawn. */
@@ -171,7 +175,8 @@ export function overview(context) {
       return;
     }
     if (!chart) {
-      const span = curve.span || (curve.isRecent ? state.find((one) => one.overview).overview.recently : "last step");
+      const point = curve.isEvaluation ? "evaluation" : "step";
+      const span = curve.isRecent ? `mean of ${state.find((one) => one.overview).overview.recently}` : `${many ? "each" : "last"} ${point}`;
       chart = new LineChart(view, {...curve, title, span, hasNumber: !many});
       drawn.set(title, chart);
       parent.append(chart.element);
@@ -224,28 +229,27 @@ export function overview(context) {
   }
 
   async function loadHistograms() {
-    const run = context.run;
-    const found = await get(`runs/${run}/histograms`);
+    const found = await get("runs/0/histograms");
     if (isClosed) return;
     const {from, to} = found.steps;
     put(histograms, histogram("Staleness, versions", found.staleness, true), histogram("Reward", found.reward, false),
       histogram("Length, tokens", found.length, true));
     const steps = from == null ? "" : from === to ? `, step ${from}` : `, steps ${from} to ${to}`;
-    put(newest, `The newest samples${many ? ` of ${context.runs[run].name}` : ""}${steps}`);
-    await loadTexts(run);
+    put(newest, `The newest samples${steps}`);
+    await loadTexts();
     if (found.files_waiting && !(to - from >= 49)) setTimeout(() => context.attempt(loadHistograms), 50);
   }
 
   /** A few samples of the newest step, each of another prompt. */
-  async function loadTexts(run) {
-    const {rows} = await get(`runs/${run}/samples`, {limit: 50, split: "train"});
+  async function loadTexts() {
+    const {rows} = await get("runs/0/samples", {limit: 50, split: "train"});
     const groups = new Map(rows.map((row) => [row.group_id, row]));
     const shown = [...groups.values()].slice(0, SHOWN_SAMPLES).filter((row) => row.file === rows[0].file);
     if (!shown.length || isClosed) return put(texts);
     const [{split, file}] = shown;
-    const {excerpts} = await get(`runs/${run}/excerpts`, {split, file, rows: shown.map((row) => row.row).join(",")});
+    const {excerpts} = await get("runs/0/excerpts", {split, file, rows: shown.map((row) => row.row).join(",")});
     if (isClosed) return null;
-    return put(texts, shown.map((row, i) => h("a", {class: "card sample", href: `#/samples?${new URLSearchParams({...(run ? {run} : {}), open: `${split}/${file}/${row.group_id}/${row.index}`})}`},
+    return put(texts, shown.map((row, i) => h("a", {class: "card sample", href: `#/samples?${new URLSearchParams({open: `${split}/${file}/${row.group_id}/${row.index}`})}`},
       h("header", {}, h("b", {}, "reward ", rewardElement(row.reward)), h("span", {class: "muted"}, `${row.num_tokens} tokens${row.finish_reason === "length" ? ", cut" : ""}`)),
       h("pre", {class: "muted"}, excerpts[i].prompt), h("pre", {}, excerpts[i].completion))));
   }
@@ -258,7 +262,7 @@ export function overview(context) {
     drawWaits();
     const partial = changed.filter((run) => state[run].overview.is_partial);
     if (partial.length) setTimeout(() => isClosed || context.attempt(() => update(partial)), 100);
-    if (changed.includes(context.run) && performance.now() - countedAt > HISTOGRAM_MS) {
+    if (!many && performance.now() - countedAt > HISTOGRAM_MS) {
       countedAt = performance.now();
       await loadHistograms();
     }
