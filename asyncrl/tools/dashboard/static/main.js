@@ -24,7 +24,7 @@ const top_ = document.getElementById("top"), main = document.getElementById("pag
 const problem = h("p", {class: "problem", role: "alert", hidden: true});
 const connection = h("span", {class: "pill lost", title: "the dashboard's process does not answer", hidden: true}, "not connected");
 const pills = h("span", {class: "states"});
-const state = h("p", {class: "sentence state-line", hidden: true});
+const state = h("p", {class: "sentence lead state-line", hidden: true});
 let runs = [], page = null, shown = "", isUpdating = false;
 const waiting = new Set(); // numbers of runs that changed
 

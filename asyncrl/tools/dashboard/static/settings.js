@@ -15,7 +15,7 @@ export function settings(context) {
     many ? h("option", {value: "differing"}, "different between runs") : null, h("option", {value: "changed"}, many ? "not the default" : "what matters, and what is not the default"), h("option", {value: "all"}, "all settings"));
   const count = h("span", {class: "muted"});
   const body = h("div", {class: "settings-list"});
-  const summary = h("p", {class: "sentence"});
+  const summary = h("p", {class: many ? "sentence lead" : "sentence"});
   const element = h("div", {class: "settings"}, summary, h("div", {class: "tools"}, search, which, count), body);
 
   function draw() {
