@@ -219,9 +219,9 @@ class Api:
         followed = [FollowedRun(path, wall_clock) for path in paths]
         for run in followed:
             run.refresh()
-        ordered = comparison.in_order([run.record for run in followed])
+        ordered, names = comparison.in_order([run.record for run in followed]), labels(paths)
         self.runs = [followed[place] for place in ordered]
-        self._labels = [labels(paths)[place] for place in ordered]
+        self._labels = [names[place] for place in ordered]
         self._views: dict[str, Callable[[FollowedRun, Query], Any]] = {
             "state": self._state,
             "overview": self._overview,

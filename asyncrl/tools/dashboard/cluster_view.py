@@ -260,23 +260,13 @@ ENDS = ("run.suspended", "run.interrupted", "run.finished")
 
 
 def trouble_sentence(events: Sequence[dict[str, Any]], otherwise: str) -> str:
-    """Tell of trouble that lasts, or ``otherwise``, and of the last trouble that is over."""
-    if told := lasting_trouble(events):
-        return told
-    over = [
-        one
-        for one in weighed(events)
-        if not one.is_echo and one.weight == "over" and one.event.get("event") not in ENDS
-    ]
-    return f"{otherwise}{f' The last trouble was {_named(over[-1])}, {over[-1].end}.' if over else ''}"
-
-
-def lasting_trouble(events: Sequence[dict[str, Any]]) -> str:
-    """A sentence on trouble that nothing has ended; empty without."""
-    lasting = [one for one in weighed(events) if not one.is_echo and one.weight == "trouble"]
-    if not lasting:
-        return ""
-    return f"{counted(len(lasting), 'event')} of trouble, and nothing has ended the last: {_named(lasting[-1])}."
+    """Tell of trouble that lasts, or ``otherwise``, and of the last trouble that is over; only the first without it."""
+    told = [one for one in weighed(events) if not one.is_echo]
+    lasting = [one for one in told if one.weight == "trouble"]
+    if lasting:
+        return f"{counted(len(lasting), 'event')} of trouble, and nothing has ended the last: {_named(lasting[-1])}."
+    over = [one for one in told if one.weight == "over" and one.event.get("event") not in ENDS]
+    return f"{otherwise} The last trouble was {_named(over[-1])}, {over[-1].end}." if over and otherwise else otherwise
 
 
 def _named(one: WeighedEvent) -> str:

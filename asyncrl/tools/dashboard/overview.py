@@ -23,15 +23,7 @@ from asyncrl.records.run_record import RunRecord
 from asyncrl.records.states import INTERRUPTED, progress
 from asyncrl.records.times import WAITS, kind_of
 from asyncrl.records.weighed_events import weighed
-from asyncrl.tools.dashboard.cluster_view import (
-    NodeView,
-    gone,
-    lasting_trouble,
-    nodes,
-    role_order,
-    settings,
-    trouble_sentence,
-)
+from asyncrl.tools.dashboard.cluster_view import NodeView, gone, nodes, role_order, settings, trouble_sentence
 from asyncrl.tools.dashboard.time_bands import TimeBands
 
 NOTABLE = 0.1
@@ -45,7 +37,8 @@ NUM_NAMED = 4
 """Lost nodes that are named."""
 MAX_CHARS = 100
 """Characters of a cause for which nodes were lost: Events and Cluster have all."""
-NAMES = {"trainer": "the trainer", "rollout": "rollouts"}
+WAITING = {"trainer": "the trainer", "rollout": "rollouts"}
+"""Roles whose waiting is told, and how they are named."""
 NEEDED = {"trainer": "trainer", "rollout": "rollout", "reward": "reward node"}
 """Roles without which a run stands still, and what one node of each is called."""
 
@@ -156,7 +149,7 @@ def _judged(record: RunRecord, waits: Mapping[str, Mapping[str, float]] | None) 
     if not record.metrics:
         return _starting(record)
     slowed = "" if waits is None else _in_the_way(record, waits)
-    if told := _alarms(record) or lasting_trouble(record.events):
+    if told := _alarms(record) or trouble_sentence(record.events, otherwise=""):
         return "note", f"{told} {slowed}".strip()
     return "well", slowed
 
@@ -410,7 +403,10 @@ def _pace_tile(label: str, now: float | None, whole: float | None, form: Callabl
 
 def _bottleneck(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> str:
     """A sentence on how long trainer and rollouts waited, over all steps, and what for above all."""
-    told = [f"{NAMES[role]} waited {share}{causes}" for role, share, causes in _waiting(record, waits)]
+    told = [
+        f"{WAITING[role]} waited {formatting.share(share, 0)}{causes}"
+        for role, share, causes in _waiting(record, waits)
+    ]
     return f"Of the time of {_all_steps(record)}, {'; '.join(told)}." if told else ""
 
 
@@ -418,11 +414,11 @@ def _in_the_way(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> 
     """A sentence on who waited longest, trainer or rollouts, and what for above all."""
     if not (told := _waiting(record, waits)):
         return "Nothing is in the way: nobody waits for long."
-    role, share, causes = max(told, key=lambda one: waited(record.measures(), waits)[one[0]].share)
-    return f"Most in the way: {NAMES[role]} waited {share} of the time{causes}."
+    role, share, causes = max(told, key=lambda one: one[1])
+    return f"Most in the way: {WAITING[role]} waited {formatting.share(share, 0)} of the time{causes}."
 
 
-def _waiting(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, str]]:
+def _waiting(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float, str]]:
     """The roles that waited long, trainer or rollouts, each with its share of waiting and a clause on the causes."""
     told, found = [], waited(pace := record.measures(), waits)
     for role in _shares_waited(pace):
@@ -431,7 +427,7 @@ def _waiting(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> lis
         named = [name.removeprefix("waiting ") for name, part in found[role].causes.items() if part >= LEAST]
         first, rest = named[:1], [name.removeprefix("for ") for name in named[1:IN_SENTENCE]]
         causes = f", mostly {' and '.join([*first, *rest])}" if named else ""
-        told.append((role, formatting.share(found[role].share, 0), causes))
+        told.append((role, found[role].share, causes))
     return told
 
 
@@ -498,8 +494,8 @@ def _evaluating(record: RunRecord) -> str:
 
 
 def _silence(record: RunRecord) -> str:
-    """A sentence about a silence of a run that is served, and evaluates nothing; empty without."""
-    if record.silent_s is None or not record.is_silent or _evaluating(record):
+    """A sentence about a silence of a run that is served, evaluates nothing and is not paused; empty without."""
+    if record.silent_s is None or not record.is_silent or _evaluating(record) or record.status == "paused":
         return ""
     return (
         f"Its broker runs, and has recorded nothing for {formatting.duration(record.silent_s)}: something takes long."

@@ -103,6 +103,9 @@ def test_a_silent_run_without_an_end_has_stopped_unless_its_steps_are_long_or_it
     served = sentence(record(metrics=STEPS, is_served=True), {}, silent_s=500.0)
     told = "Running at step 20 of 100, about 13 min 20 s left. Take note. Its broker runs, and has recorded nothing"
     assert served.startswith(told)
+    paused = record(metrics=STEPS, events=[{"event": "sampling.paused"}], is_served=True)
+    told = "Paused at step 20 of 100: an operator paused it, and `asyncrl resume-sampling` lets it go on. All is well."
+    assert sentence(paused, {}, silent_s=500.0).startswith(told)
     begun = "Running before the first step. All is well. No trainer or rollout or reward node has joined yet: normal"
     assert sentence(record(is_served=True), {}, silent_s=None).startswith(begun)
 

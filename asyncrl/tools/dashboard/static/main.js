@@ -101,7 +101,7 @@ async function drawState() {
   if (!isOfOne({name})) return;
   const found = await get(`runs/${run}/state`);
   if (run !== place().run) return;
-  put(state, progressBar(found), h("span", {}, found.doing), h("span", {class: "verdict"}, h("b", {class: found.verdict}, found.word), " ", marked(found.because)));
+  put(state, progressBar(found), h("span", {}, marked(found.doing)), h("span", {class: "verdict"}, h("b", {class: found.verdict}, found.word), " ", marked(found.because)));
   if (found.is_partial) setTimeout(() => attempt(drawState), 100);
 }
 
