@@ -389,7 +389,8 @@ def render(records: Sequence[RunRecord], made_at: datetime) -> str:
 
 def _header(record: RunRecord, as_of: Sequence[Markup], *, alone: bool) -> Markup:
     name = [] if alone else [text(record.name, "strong"), _pill(record)]
-    notes = [text(f"{'; '.join(record.notes)}.", "span", "quiet")] if record.notes else []
+    is_new = record.status == "running" and not record.metrics  # its files are missing because it has just begun
+    notes = [text(f"{'; '.join(record.notes)}.", "span", "quiet")] if record.notes and not is_new else []
     line = state_line(record, {}, is_alone=alone)
     told = [text(line.doing, "span"), text(line.word, "b", line.verdict), text(line.because, "span")]
     return row([*name, row(told, "span", "sentence"), *notes, *as_of])
@@ -402,7 +403,9 @@ def _pill(record: RunRecord) -> Markup:
 def _numbers(records: Sequence[RunRecord]) -> Iterator[Markup]:
     columns = [headline(record) for record in records]
     head = ["", *(record.name for record in records)] if len(records) > 1 else []
-    lines = [[label, *(column[label] for column in columns)] for label in columns[0]]
+    lines = [
+        [label, *values] for label in columns[0] if set(values := [column[label] for column in columns]) != {UNKNOWN}
+    ]
     numbers = table(head, lines, "runs" if len(records) > 1 else "")
     yield text("Numbers", "h2")
     yield text("Of all steps, unless a row names others.", style="quiet")

@@ -118,6 +118,21 @@ def test_every_page_of_a_run_begins_with_its_state_and_result_and_whether_that_i
         )
 
 
+def test_before_the_first_step_the_overview_has_nothing_to_turn_or_to_read_but_the_state(
+    page: Any, make_run: MakeRun
+) -> None:
+    directory = make_run()
+    directory.metrics.unlink()
+    with served(directory) as url:
+        page.goto(url)
+        page.get_by_text("Curves, waits and samples begin with the first step.").wait_for()
+        page.locator(".state-line", has_text="before the first step").wait_for()
+        assert page.locator(".tools:visible, .waits:visible, .chart:visible").count() == 0
+        directory.append_metrics({"step": 0, "time_s": 2.0, "reward": 0.25, "step_s": 2.0})
+        page.locator(".chart:visible").first.wait_for()
+        assert page.get_by_text("begin with the first step").is_hidden()
+
+
 def test_several_runs_begin_with_how_they_differ_and_have_their_numbers_in_the_table_alone(
     page: Any, make_run: MakeRun, summary: Callable[..., RunSummary]
 ) -> None:

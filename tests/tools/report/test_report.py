@@ -106,6 +106,17 @@ def test_a_running_run_and_an_empty_directory_give_a_page_too(make_run: MakeRun)
     assert "Not recorded: Reward, mean of the step;" in html
 
 
+def test_a_run_that_has_just_begun_names_no_missing_file_and_only_the_numbers_that_it_has(make_run: MakeRun) -> None:
+    directory = make_run()
+    with locked(directory.lock, "held"):
+        assert "<th>trained tokens / s</th>" in report(directory)
+        directory.metrics.unlink()
+        html = report(directory)
+    assert "Running before the first step" in html
+    assert "metrics.jsonl is missing" not in html
+    assert "<th>trained tokens / s</th>" not in html
+
+
 def test_an_unfinished_run_names_its_trouble_first_as_the_dashboard_does_and_when_that_was(make_run: MakeRun) -> None:
     directory = make_run()
     directory.append_event("node.lost", node="rollout-0", role="rollout", cause="silent for 10 s", time_s=21.0)

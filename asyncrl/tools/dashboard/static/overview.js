@@ -88,8 +88,8 @@ export function overview(context) {
   const marked = h("span", {class: "legend", hidden: true}, h("span", {}, h("i", {class: "restart"}), "the broker was started again"));
   const tools = h("div", {class: "tools"}, axis, layout, h("label", {}, "points: ", smoothing, " ", meanOf), h("label", {class: "check"}, log, " log axis"),
     reset, marked, h("span", {class: "muted hint"}, "drag over a chart to zoom, double-click for everything"));
-  const newest = h("h2", {}, "The newest samples");
-  const element = h("div", {class: "overview"}, head, many ? null : waits, tools, charts, many ? waits : [newest, texts, histograms], others);
+  const newest = h("h2", {hidden: true}, "The newest samples"), begins = h("p", {class: "muted", hidden: true}, "Curves, waits and samples begin with the first step.");
+  const element = h("div", {class: "overview"}, head, begins, many ? null : waits, tools, charts, many ? waits : [newest, texts, histograms], others);
 
   function legendOf(run) {
     return many ? h("button", {type: "button", class: "run", "aria-pressed": String(!hidden.has(run)), onclick: () => {
@@ -257,12 +257,15 @@ export function overview(context) {
   async function update(changed) {
     await Promise.all([...changed.map(load), many ? get("comparison").then((found) => { comparison = found; }) : null]);
     if (isClosed) return;
+    const hasSteps = state.some((one) => one.overview.steps);
+    for (const part of [waits, tools, charts, newest]) part.hidden = !hasSteps;
+    begins.hidden = hasSteps;
     drawHead();
     drawCurves();
     drawWaits();
     const partial = changed.filter((run) => state[run].overview.is_partial);
     if (partial.length) setTimeout(() => isClosed || context.attempt(() => update(partial)), 100);
-    if (!many && performance.now() - countedAt > HISTOGRAM_MS) {
+    if (!many && hasSteps && performance.now() - countedAt > HISTOGRAM_MS) {
       countedAt = performance.now();
       await loadHistograms();
     }

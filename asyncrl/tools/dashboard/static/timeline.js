@@ -68,7 +68,7 @@ export function timeline(context) {
     roles.value = role;
     put(summary, found.sentence);
     put(count, found.num_nodes ? plural(found.num_nodes, "node") : "");
-    put(legend, kindLegend("not told; a height is a share of the node's time"), h("div", {class: "legend wide"}, Object.entries(SHOWN_MARKS).map(([kind, label]) =>
+    put(legend, found.num_nodes ? kindLegend("not told; a height is a share of the node's time") : null, h("div", {class: "legend wide"}, Object.entries(SHOWN_MARKS).map(([kind, label]) =>
       h("span", {}, h("i", {class: "mark", style: {background: colour(MARKS[kind][0])}}), label))));
     const reading = found.is_partial ? `Reading times.jsonl, ${percent(found.read, 0)}. ` : "";
     put(note, !found.num_nodes ? "What nodes do is in times.jsonl, which begins with the first step." : found.source === "metrics.jsonl"
