@@ -63,6 +63,7 @@ def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> dic
         "name": record.name,
         "status": record.status,
         "state": state_line(record, waits),
+        "begins": "" if record.metrics else settings_sentence(record),
         "tiles": tiles(record, pace),
         "steps": record.steps,
         "planned": record.planned,

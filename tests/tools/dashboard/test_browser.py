@@ -147,6 +147,8 @@ def test_several_runs_begin_with_how_they_differ_and_have_their_numbers_in_the_t
         assert page.locator(".chart:not(.histogram) .now").count() == 0
         page.locator(".chart .span", has_text="mean of 10 steps").first.wait_for()
         assert page.get_by_label("run", exact=True).count() == 0
+        page.goto(f"{url}#/config")
+        page.get_by_text(re.compile("^1 of [0-9]+ settings")).wait_for()  # what a run is called is no difference
         page.goto(f"{url}#/cluster?run=1")
         page.get_by_text("one of 2 runs:").wait_for()
 

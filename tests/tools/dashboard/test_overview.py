@@ -251,6 +251,9 @@ def test_a_run_says_what_it_trains_and_how() -> None:
         "Trains b/model on c/train.parquet: trainer.lr 0.0002, "
     )
     assert page.settings_sentence(record(config={})) == ""
+    begins = overview(record(config=config), {})["begins"]
+    assert begins.startswith("Trains b/model on"), "before the first step there is nothing else to say"
+    assert overview(record(config=config, metrics=STEPS), {})["begins"] == ""
 
 
 def test_timeline_and_samples_begin_with_what_is_seen_and_whether_all_is_well() -> None:

@@ -13,12 +13,12 @@ import {kindLegend, shareBar} from "./shares.js";
 const CURVES = [
   {title: "Reward", keys: {"": "reward"}},
   {title: "Held-out accuracy", isEvaluation: true, isPercent: true},
-  {title: "Completion length, tokens", keys: {mean: "length_mean", longest: "length_max"}, fromZero: true},
+  {title: "Length, tokens", keys: {mean: "length_mean", longest: "length_max"}, fromZero: true},
   {title: "KL to the sampler, nats", keys: {"": "kl"}},
   {title: "Entropy, nats", keys: {"": "entropy"}},
   {title: "Staleness, versions", keys: {mean: "staleness_mean", max: "staleness_max"}, fromZero: true},
   {title: "Trained tokens / s", keys: {"": "tokens_per_s"}, fromZero: true, isRecent: true},
-  {title: "Time spent waiting", keys: {trainer: "wait_trainer", rollouts: "wait_rollout"}, isPercent: true, fromZero: true, isRecent: true},
+  {title: "Time waiting", keys: {trainer: "wait_trainer", rollouts: "wait_rollout"}, isPercent: true, fromZero: true, isRecent: true},
   {title: "Loss", keys: {"": "loss"}},
   {title: "Gradient norm", keys: {"": "grad_norm"}, fromZero: true},
   {title: "Log-prob gap, nats", keys: {mean: "logprob_gap_mean", max: "logprob_gap_max"}, isLog: true},
@@ -88,7 +88,7 @@ export function overview(context) {
   const marked = h("span", {class: "legend", hidden: true}, h("span", {}, h("i", {class: "restart"}), "the broker was started again"));
   const tools = h("div", {class: "tools"}, axis, layout, h("label", {}, "points: ", smoothing, " ", meanOf), h("label", {class: "check"}, log, " log axis"),
     reset, marked, h("span", {class: "muted hint"}, "drag over a chart to zoom, double-click for everything"));
-  const newest = h("h2", {hidden: true}, "The newest samples"), begins = h("p", {class: "muted", hidden: true}, "Curves, waits and samples begin with the first step.");
+  const newest = h("h2", {hidden: true}, "The newest samples"), begins = h("p", {hidden: true});
   const element = h("div", {class: "overview"}, head, begins, many ? null : waits, tools, charts, many ? waits : [newest, texts, histograms], others);
 
   function legendOf(run) {
@@ -176,7 +176,7 @@ export function overview(context) {
     }
     if (!chart) {
       const point = curve.isEvaluation ? "evaluation" : "step";
-      const span = curve.isRecent ? `mean of ${state.find((one) => one.overview).overview.recently}` : `${many ? "each" : "last"} ${point}`;
+      const span = !curve.isRecent ? `${many ? "each" : "last"} ${point}` : many ? `mean of ${SMOOTHING} steps` : `mean of ${state[0].overview.recently}`;
       chart = new LineChart(view, {...curve, title, span, hasNumber: !many});
       drawn.set(title, chart);
       parent.append(chart.element);
@@ -260,6 +260,7 @@ export function overview(context) {
     const hasSteps = state.some((one) => one.overview.steps);
     for (const part of [waits, tools, charts, newest]) part.hidden = !hasSteps;
     begins.hidden = hasSteps;
+    put(begins, many ? null : `${state[0].overview.begins} `, h("span", {class: "muted"}, "Curves, waits and samples begin with the first step."));
     drawHead();
     drawCurves();
     drawWaits();

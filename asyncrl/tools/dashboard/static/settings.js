@@ -29,7 +29,7 @@ export function settings(context) {
       if (!sections.has(section)) sections.set(section, []);
       sections.get(section).push(row);
     }
-    put(body, shown.length ? null : h("p", {class: "muted"}, which.value === "differing" ? "The runs have the same settings." : "No setting matches."), [...sections].map(([section, own]) => h("section", {class: section === FIRST && which.value !== "all" ? "first" : ""}, h("h2", {}, section), h("div", {class: "scroll"}, h("table", {},
+    put(body, shown.length ? null : h("p", {class: "muted"}, which.value === "differing" ? "The runs have the same settings." : "No setting matches."), [...sections].map(([section, own]) => h("section", {class: section === FIRST && which.value !== "all" && !many ? "first" : ""}, h("h2", {}, section), h("div", {class: "scroll"}, h("table", {},
       h("thead", {}, h("tr", {}, h("th", {}, "setting"), context.runs.map((run) => h("th", {}, many ? run.name : "value")), h("th", {class: "default"}, "default"), h("th", {}, "meaning"))),
       h("tbody", {}, own.map((row) => h("tr", {class: row.isChanged ? "changed" : ""}, h("td", {class: "key"}, section === FIRST ? row.key : row.key.slice(section.length + 1), row.isChanged ? h("span", {class: "sr"}, " (not the default)") : null),
         row.values.map((value, run) => h("td", {class: "value", "data-run": many ? `${context.runs[run].name} ` : null}, value === "" ? h("span", {class: "muted"}, "empty") : value)),
@@ -39,7 +39,8 @@ export function settings(context) {
   async function start() {
     const found = await Promise.all(context.runs.map((_, run) => get(`runs/${run}/settings`)));
     if (isClosed) return;
-    put(summary, many ? (await get("comparison")).sentence : found[0].sentence);
+    const comparison = many ? await get("comparison") : {sentence: found[0].sentence, settings: {}};
+    put(summary, comparison.sentence);
     const byKey = new Map();
     found.forEach(({settings: own}, run) => own.forEach((setting) => {
       if (!byKey.has(setting.key)) byKey.set(setting.key, {...setting, isChanged: false, values: context.runs.map(() => "")});
@@ -47,7 +48,7 @@ export function settings(context) {
       row.values[run] = setting.value;
       row.isChanged ||= setting.is_changed;
     }));
-    rows = [...byKey.values()].map((row) => ({...row, differs: new Set(row.values).size > 1}));
+    rows = [...byKey.values()].map((row) => ({...row, differs: row.key in comparison.settings}));
     draw();
   }
 
