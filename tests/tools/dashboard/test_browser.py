@@ -47,7 +47,7 @@ def directory(make_run: MakeRun) -> RunDirectory:
     seconds = {"sampling": 1.5, "waiting for the trainer": 0.5}
     with (directory.path / "times.jsonl").open("w") as file:
         for step in range(10):
-            nodes = {f"rollout-{i}": {"role": "rollout", "seconds": seconds} for i in range(2)}
+            nodes = {f"rollout-{i}": {"role": "rollout", "seconds": seconds, "cores_busy": 0.5} for i in range(2)}
             file.write(json.dumps({"step": step, "time_s": 2.0 * (step + 1), "span_s": 2.0, "nodes": nodes}) + "\n")
     return directory
 
@@ -147,6 +147,10 @@ def test_several_runs_begin_with_how_they_differ_and_have_their_numbers_in_the_t
         assert page.locator(".chart:not(.histogram) .now").count() == 0
         page.locator(".chart .span", has_text="mean of 10 steps").first.wait_for()
         assert page.get_by_label("run", exact=True).count() == 0
+        edges = "getComputedStyle(document.querySelector('.scroll:has(.compare)')).backgroundAttachment"
+        assert (
+            page.evaluate(edges) == "local, local, scroll"
+        )  # a shadow at the edge until the rest has been scrolled to
         page.goto(f"{url}#/config")
         page.get_by_text(re.compile("^1 of [0-9]+ settings")).wait_for()  # what a run is called is no difference
         page.goto(f"{url}#/cluster?run=1")
@@ -188,9 +192,12 @@ def test_samples_are_filtered_sorted_and_opened_and_texts_stay_texts(page: Any, 
     assert page.locator("img").count() == 0
 
 
-def test_nodes_are_filtered_and_sorted(page: Any, url: str) -> None:
+def test_nodes_are_filtered_and_sorted_and_have_the_use_of_their_machine_under_its_name(page: Any, url: str) -> None:
     page.goto(f"{url}#/cluster")
     page.get_by_text("2 nodes").wait_for()
+    heads = set(page.locator(".virtual th").all_inner_texts())
+    assert "machine CPU" in heads
+    assert heads.isdisjoint({"CPU", "memory", "machine memory", "version"})  # no node told its memory
     page.get_by_role("button", name="times lost").click()
     page.get_by_label("filter nodes").fill("lost")
     page.get_by_text("1 of 2 nodes").wait_for()
