@@ -89,7 +89,7 @@ def convert(raw: Mapping[str, Any], kind: type[S], advice: str = "") -> S:
 
 
 def _refusals(raw: Mapping[str, Any], kind: type[Section]) -> Iterator[str]:
-    """What msgspec says about each section, and each value beside them."""
+    """Sentences of msgspec about each section, and each value beside them."""
     for field in msgspec.structs.fields(kind):
         if field.name not in raw:
             if field.required:

@@ -186,7 +186,8 @@ def test_each_role_has_its_shares_and_the_last_lines_name_the_bottleneck(tmp_pat
         "  trainer-0  training 90%, waiting for sampling 10%, fetching 0%\n"
         "\n"
         "Bottleneck: trainer. The trainer trains 90% of the time, and rollouts wait for it 75% of theirs.\n"
-        "To change it: give it more devices (trainer.ranks, trainer.nodes), or fewer tokens (sampling.max_tokens).\n"
+        "To change it: give it more devices (trainer.ranks, trainer.nodes), or fewer tokens (a lower "
+        "sampling.max_tokens, if completions reach it).\n"
     )
 
 

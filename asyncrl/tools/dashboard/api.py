@@ -3,7 +3,8 @@ Answers of the dashboard about its runs, as JSON. Blocking: the application call
 
     GET api/runs                                  names and revisions
     GET api/comparison                            what differs between the runs, and which is best
-    GET api/runs/0/overview                       state, headline numbers, evaluations
+    GET api/runs/0/state                          what it does, and whether that is well: what every page begins with
+    GET api/runs/0/overview                       headline numbers, evaluations, waits
     GET api/runs/0/curves?start=40&rewrites=0     metrics of the steps from the 41st on
     GET api/runs/0/histograms                     of the newest samples
     GET api/runs/0/cluster                        nodes
@@ -205,7 +206,7 @@ class Api:
     Answers the requests of a dashboard's pages from the files of its runs.
 
     Args:
-        paths: Run directories; a run is named by its place in the list.
+        paths: Run directories. They are put `in_order`, and a run is named by its place in it.
         wall_clock: Gives seconds since 1970.
 
     Raises:
@@ -215,9 +216,14 @@ class Api:
     def __init__(self, paths: Sequence[Path], wall_clock: Callable[[], float] = time.time) -> None:
         if not 0 < len(paths) <= MAX_RUNS:
             raise ConfigError(f"a dashboard shows 1 to {MAX_RUNS} runs, got {len(paths)}")
-        self.runs = [FollowedRun(path, wall_clock) for path in paths]
-        self._labels = labels(paths)
+        followed = [FollowedRun(path, wall_clock) for path in paths]
+        for run in followed:
+            run.refresh()
+        ordered, names = comparison.in_order([run.record for run in followed]), labels(paths)
+        self.runs = [followed[place] for place in ordered]
+        self._labels = [names[place] for place in ordered]
         self._views: dict[str, Callable[[FollowedRun, Query], Any]] = {
+            "state": self._state,
             "overview": self._overview,
             "curves": self._curves,
             "histograms": self._histograms,
@@ -282,6 +288,13 @@ class Api:
         run.refresh()
         return run
 
+    def _state(self, run: FollowedRun, _: Query) -> Any:
+        run.times.advance(SHORT_S)
+        record = run.record
+        line = overview.state_line(record, run.times.bands.by_role())
+        found = {"is_partial": run.times.is_behind, "steps": record.steps, "planned": record.planned, "word": line.word}
+        return found | msgspec.structs.asdict(line)
+
     def _overview(self, run: FollowedRun, _: Query) -> Any:
         run.times.advance(SHORT_S)
         found = overview.overview(run.record, run.times.bands.by_role())
@@ -310,7 +323,6 @@ class Api:
             "nodes": nodes,
             "has_times": bool(bands.nodes),
             "kinds": kinds(bands.activities),
-            "then": overview.then(record),
         }
 
     def _timeline(self, run: FollowedRun, query: Query) -> Any:

@@ -206,13 +206,13 @@ ENDS = ("run.suspended", "run.interrupted", "run.finished")
 
 
 def trouble_sentence(events: Sequence[dict[str, Any]], otherwise: str) -> str:
-    """Tell of trouble that lasts, or ``otherwise``, and of the last trouble that is over."""
+    """Tell of trouble that lasts, or ``otherwise``, and of the last trouble that is over; only the first without it."""
     told = [one for one in weighed(events) if not one.is_echo]
     lasting = [one for one in told if one.weight == "trouble"]
     if lasting:
         return f"{counted(len(lasting), 'event')} of trouble, and nothing has ended the last: {_named(lasting[-1])}."
     over = [one for one in told if one.weight == "over" and one.event.get("event") not in ENDS]
-    return f"{otherwise}{f' The last trouble was {_named(over[-1])}, {over[-1].end}.' if over else ''}"
+    return f"{otherwise} The last trouble was {_named(over[-1])}, {over[-1].end}." if over and otherwise else otherwise
 
 
 def _named(one: WeighedEvent) -> str:
@@ -297,10 +297,28 @@ def _number(value: Any) -> float | None:
 # Every setting of a run with its value, its default and its meaning.
 
 HIDDEN = "hidden"
+MATTERS = (
+    "model.path",
+    "data.train",
+    "algorithm.advantage",
+    "algorithm.loss",
+    "algorithm.kl_coef",
+    "trainer.lr",
+    "schedule.groups_per_step",
+    "schedule.group_size",
+    "schedule.staleness",
+    "schedule.steps_per_publish",
+    "schedule.partial_rollout",
+    "sampling.max_tokens",
+    "sampling.temperature",
+    "rollout.replicas",
+    "run.seed",
+)
+"""Settings that change most what a run learns and how fast: told first, whether they are the default or not."""
 
 
 def settings(record: RunRecord) -> list[dict[str, Any]]:
-    """The settings in the order of the documentation, then keys that it does not know, such as those of a table."""
+    """Every setting: those that matter most, others in the order of the documentation, then keys it does not know."""
     known, live = meanings(), record.live_settings
     values = dict(record.config)
     rows = []
@@ -316,13 +334,14 @@ def settings(record: RunRecord) -> list[dict[str, Any]]:
                 "default": "required" if meaning.is_required else _shown(key, default),
                 "is_changed": is_live or (is_set and not meaning.is_required and not _same(value, default)),
                 "meaning": meaning.text,
+                "matters": key in MATTERS,
             }
         )
     rows += [
-        {"key": key, "value": _shown(key, value), "default": "", "is_changed": True, "meaning": ""}
+        {"key": key, "value": _shown(key, value), "default": "", "is_changed": True, "meaning": "", "matters": False}
         for key, value in values.items()
     ]
-    return rows
+    return sorted(rows, key=lambda row: MATTERS.index(row["key"]) if row["matters"] else len(MATTERS))
 
 
 def _taken(values: dict[str, Any], key: str) -> tuple[Any, bool]:

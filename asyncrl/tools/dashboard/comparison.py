@@ -46,6 +46,15 @@ def compare(records: Sequence[RunRecord]) -> RunComparison:
     )
 
 
+def in_order(records: Sequence[RunRecord]) -> list[int]:
+    """Places of the runs by the first setting that differs, if it is a number: an order that results do not change."""
+    values = next(iter(differing(records).values()), [])
+    try:
+        return sorted(range(len(records)), key=lambda place: float(values[place]))
+    except (IndexError, ValueError):
+        return list(range(len(records)))
+
+
 def differing(records: Sequence[RunRecord]) -> dict[str, list[str]]:
     """Values of each setting that the runs have not in common, seeds last."""
     found = [{row["key"]: row["value"] for row in settings(record)} for record in records]

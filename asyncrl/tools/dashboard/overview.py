@@ -1,16 +1,20 @@
 """
-First words of the pages, and of the report, on a run: a sentence about its state, headline numbers, who waits for whom.
+First words of the pages, and of the report, on a run: its state and whether that is well, headline numbers, and a
+sentence of each page's own.
 
-    sentence     state ─ who was lost ─ who is missing ─ what it waits for ─ who waited, for what ─ alarms
-    other pages  the same parts of it, and what is the page's own
+    every page   what it does and has achieved
+                 All is well | Take note | Not well: who was lost, is missing or waits, and what was alarming
+    one page     its nodes, its waits, its last trouble, its settings, its samples
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
+from asyncrl.broker.nodes.availability import PATIENCE_S
+from asyncrl.messages.words import Role
 from asyncrl.records import formatting
 from asyncrl.records.alarms import alarms
 from asyncrl.records.evaluation_metrics import failed_note, graded_reward
@@ -34,6 +38,8 @@ NUM_NAMED = 4
 """Lost nodes that are named."""
 MAX_CHARS = 100
 """Characters of a cause for which nodes were lost: Events and Cluster have all."""
+WAITING = {"trainer": "the trainer", "rollout": "rollouts"}
+"""Roles whose waiting is told, and how they are named."""
 
 
 class Tile(Struct, frozen=True, kw_only=True):
@@ -55,8 +61,8 @@ def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> dic
     return {
         "name": record.name,
         "status": record.status,
-        "sentence": sentence(record, waits),
-        "then": then(record),
+        "state": state_line(record, waits),
+        "begins": "" if record.metrics else settings_sentence(record),
         "tiles": tiles(record, pace),
         "steps": record.steps,
         "planned": record.planned,
@@ -75,66 +81,123 @@ def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> dic
 # ── sentences ─────────────────────────────────────────────────────────────────────────────────
 
 
-def sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]], *, is_alone: bool = True) -> str:
+Verdict = Literal["well", "note", "bad"]
+WORDS: Mapping[Verdict, str] = {"well": "All is well.", "note": "Take note.", "bad": "Not well."}
+
+
+class StateLine(Struct, frozen=True, kw_only=True):
+    """The line with which every page of a run, and its report, begin: what it does, and whether that is well."""
+
+    doing: str
+    """State, progress and result, in sentences."""
+    verdict: Verdict
+    because: str
+    """Sentences on what is in the way, or that nothing is."""
+
+    @property
+    def word(self) -> str:
+        return WORDS[self.verdict]
+
+    def __str__(self) -> str:
+        return f"{self.doing} {self.word} {self.because}".strip()
+
+
+def state_line(record: RunRecord, waits: Mapping[str, Mapping[str, float]], *, is_alone: bool = True) -> StateLine:
     """
-    The state of the run in a few sentences, trouble before what is usual; ``waits`` as in `overview`.
+    The state of a run; ``waits`` as in `overview`.
 
     Of one of several runs, what a comparison has: how accurate it is and who waits, is left out.
     """
+    verdict, because = _judged(record, waits if is_alone else None)
+    return StateLine(doing=_doing(record, _result(record) if is_alone else ""), verdict=verdict, because=because)
+
+
+def _doing(record: RunRecord, result: str) -> str:
     state = record.status
     begun = progress(state, record.steps, record.planned)
-    accuracy = _accuracy(record) if is_alone else ""
-    if state == "failed":
-        return f"{begun}: {record.cause or 'no cause was recorded'}."
-    if state == "interrupted":
-        why = "" if record.cause in ("", INTERRUPTED) else f": {record.cause}"
-        return f"{begun}{why}; `asyncrl resume` continues it."
-    if state == "finished":
-        begun += record.summary.goal_note if record.summary else ""
-        took = f" in {formatting.duration(record.wall_s)}" if record.wall_s else ""
-        return f"{begun}{took}{accuracy}.{_alarms(record)}"
-    if state == "stopped":
-        if record.cause:
-            return f"{begun}: {record.cause}."
-        ago = "" if record.silent_s is None else f", {formatting.duration(record.silent_s)} ago"
-        return f"{begun}{ago}.{missing(record)} No broker serves it on this machine: `asyncrl resume` continues it."
-    doing = _doing(record)
+    match state:
+        case "finished":
+            note = record.summary.goal_note if record.summary else ""
+            return f"{begun}{note}{f' in {formatting.duration(record.wall_s)}' if record.wall_s else ''}{result}."
+        case "stopped":
+            ago = "" if record.silent_s is None else f", {formatting.duration(record.silent_s)} ago"
+            return f"{begun}{ago}{result}.{' All below is from then.' if ago else ''}"
+        case "failed" | "interrupted":
+            return f"{begun}{result}."
+    return f"{begun}{_time_left(record) if record.metrics else _elapsed(record)}{result}.{_evaluating(record)}"
+
+
+def _judged(record: RunRecord, waits: Mapping[str, Mapping[str, float]] | None) -> tuple[Verdict, str]:
+    """The verdict and its reason; without ``waits``, who waits is left out."""
+    match record.status:
+        case "failed":
+            return "bad", f"It failed: {record.cause or 'no cause was recorded'}."
+        case "interrupted":
+            why = "" if record.cause in ("", INTERRUPTED) else f": {record.cause}"
+            return "note", f"It ended early{why}; `asyncrl resume` continues it."
+        case "finished":
+            return ("note", told) if (told := _alarms(record)) else ("well", "It ended as planned.")
+        case "stopped" if record.cause:
+            return "bad", f"It stopped: {record.cause}."
+        case "stopped":
+            unserved = "No broker serves it on this machine: `asyncrl resume` continues it."
+            return "bad", f"{missing(record)} {unserved}".strip()
+    if told := missing(record):
+        return "bad", told
+    if told := _silence(record):
+        return "note", told
     if not record.metrics:
-        loading = "" if _is_live_version(record) else " The nodes load the model."
-        return f"{begun}{_elapsed(record)}.{doing or missing(record) or loading}"
-    waited = _bottleneck(record, waits) if is_alone else ""
-    return f"{begun}{_time_left(record)}{accuracy}.{doing}{missing(record)}{waited}{_alarms(record)}"
+        return _starting(record)
+    slowed = "" if waits is None else _in_the_way(record, waits)
+    if told := _alarms(record) or trouble_sentence(record.events, otherwise=""):
+        return "note", f"{told} {slowed}".strip()
+    return "well", slowed
+
+
+def _starting(record: RunRecord) -> tuple[Verdict, str]:
+    """The verdict before the first step: what the run waits for, and until when that is normal."""
+    if told := awaited(record):
+        told, elapsed_s = f"{told[0].upper()}{told[1:]}", _elapsed_s(record)
+        if elapsed_s is not None and elapsed_s > PATIENCE_S:
+            return "note", f"{told}, though {PATIENCE_S:.0f} s are over: start one, or look at its log."
+        return "well", f"{told}: normal in the first {PATIENCE_S:.0f} s."
+    if _is_live_version(record):
+        return "well", "The first step comes next."
+    ttl_s = number(record.config, "broker.node_ttl_s")
+    lost = f" One that is silent for {ttl_s:g} s is named here." if ttl_s else ""
+    return "well", f"The nodes load the model: normal, and longer for a larger one.{lost}"
 
 
 def missing(record: RunRecord) -> str:
-    """Sentences about nodes that were lost, and what the broker waits for or which role is missing; empty without."""
+    """Sentences about nodes that were lost, and what the broker waits for or which role has left; empty without."""
     if record.is_over:
         return ""
+    told = [_lost(record)]
     if cause := _waits_for(record):
         verb = "waits" if record.status in ("running", "paused") else "waited"
-        return f"{_lost(record)} It {verb}: {cause.removesuffix('.')}."
-    clause = lacking(record)
-    return _lost(record) + (f" {clause[0].upper()}{clause[1:]}." if clause else "")
+        told.append(f"It {verb}: {cause.removesuffix('.')}.")
+    elif clause := departed(record):
+        told.append(f"{clause[0].upper()}{clause[1:]}.")
+    return " ".join(filter(None, told))
 
 
-def lacking(record: RunRecord) -> str:
-    """The roles that nobody has yet, or has any more, such as ``no trainer has joined yet``; empty without."""
-    if record.is_over:
+def awaited(record: RunRecord) -> str:
+    """The roles of which nobody has joined yet, such as ``no trainer has joined yet``; empty without."""
+    if record.is_over or record.metrics:  # A step had all of them, whatever became of the events.
         return ""
+    never = [NEEDED[role] for role, own in _states(record).items() if not own]
+    return f"no {' or '.join(filter(None, (', '.join(never[:-1]), never[-1])))} has joined yet" if never else ""
+
+
+def departed(record: RunRecord) -> str:
+    """The roles that nobody has any more, such as ``every rollout has left``; empty without."""
+    left = [NEEDED[role] for role, own in _states(record).items() if own and set(own) == {"left"}]
+    return f"every {' and every '.join(left)} has left" if left and not record.is_over else ""
+
+
+def _states(record: RunRecord) -> dict[Role, list[str]]:
     found = nodes(record.events, TimeBands(), {})
-    states = {role: [node.state for node in found if node.role == role] for role in NEEDED}
-    never = [NEEDED[role] for role, own in states.items() if not own]
-    if never and not record.metrics:  # A step had all of them, whatever became of the events.
-        return f"no {' or '.join(filter(None, (', '.join(never[:-1]), never[-1])))} has joined yet"
-    left = [NEEDED[role] for role, own in states.items() if own and set(own) == {"left"}]
-    return f"every {' and every '.join(left)} has left" if left else ""
-
-
-def then(record: RunRecord) -> str:
-    """Age of what is shown of a run that stopped without an end, in a sentence; empty for any other."""
-    if record.status != "stopped" or record.silent_s is None:
-        return ""
-    return f"This is how it was {formatting.duration(record.silent_s)} ago, when the last of it was recorded."
+    return {role: [node.state for node in found if node.role == role] for role in NEEDED}
 
 
 def cluster_sentence(record: RunRecord, found: Sequence[NodeView]) -> str:
@@ -147,13 +210,12 @@ def cluster_sentence(record: RunRecord, found: Sequence[NodeView]) -> str:
         each = next(iter(states)) if len(states) == 1 else ", ".join(f"{n} {state}" for state, n in states.items())
         many = counted(states.total(), called.get(role, role or "unknown"))
         told.append(f"{many} {each}" if len(states) == 1 else f"{many}: {each}")
-    return " · ".join(filter(None, [*told, lacking(record)])) or "No node has joined yet."
+    return " · ".join(filter(None, [*told, awaited(record), departed(record)])) or "No node has joined yet."
 
 
 def events_sentence(record: RunRecord) -> str:
-    """Tell what is missing, or else whether anything is wrong now, and which was the last trouble that is over."""
-    otherwise = "The run is over." if record.is_over else "No trouble now."
-    return missing(record).strip() or trouble_sentence(record.events, otherwise)
+    """Tell whether anything is wrong now, and which was the last trouble that is over."""
+    return trouble_sentence(record.events, "The run is over." if record.is_over else "No trouble now.")
 
 
 def settings_sentence(record: RunRecord) -> str:
@@ -173,11 +235,9 @@ def _short_path(path: str) -> str:
 
 
 def timeline_sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> str:
-    """Tell which node is missing, who waited for whom, and up to when anything was recorded."""
-    whole = " All nodes have left: the run is over." if record.is_over else " No node is missing."
-    nodes_told = missing(record) or (whole if record.events else "")
-    waited = _bottleneck(record, waits) or (" Nobody waited for long." if record.metrics else "")
-    return f"{nodes_told}{waited}{_recorded(record)}".strip()
+    """Tell who waited for whom, and up to when anything was recorded."""
+    waited = _bottleneck(record, waits) or ("Nobody waited for long." if record.metrics else "")
+    return f"{waited}{_recorded(record)}".strip()
 
 
 def _recorded(record: RunRecord) -> str:
@@ -201,7 +261,7 @@ def samples_sentence(record: RunRecord) -> str:
             "which is usual where prompts are too easy or too hard"
         )
     found = f" {'; '.join(told).capitalize()}." if told else ""
-    return f"What the policy wrote, and what it was rewarded with.{found}{_alarms(record)}"
+    return f"What the policy wrote, and what it was rewarded with.{found}"
 
 
 def tiles(record: RunRecord, whole: Measures) -> list[Tile]:
@@ -343,6 +403,23 @@ def _pace_tile(label: str, now: float | None, whole: float | None, form: Callabl
 
 def _bottleneck(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> str:
     """A sentence on how long trainer and rollouts waited, over all steps, and what for above all."""
+    told = [
+        f"{WAITING[role]} waited {formatting.share(share, 0)}{causes}"
+        for role, share, causes in _waiting(record, waits)
+    ]
+    return f"Of the time of {_all_steps(record)}, {'; '.join(told)}." if told else ""
+
+
+def _in_the_way(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> str:
+    """A sentence on who waited longest, trainer or rollouts, and what for above all."""
+    if not (told := _waiting(record, waits)):
+        return "Nothing is in the way: nobody waits for long."
+    role, share, causes = max(told, key=lambda one: one[1])
+    return f"Most in the way: {WAITING[role]} waited {formatting.share(share, 0)} of the time{causes}."
+
+
+def _waiting(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float, str]]:
+    """The roles that waited long, trainer or rollouts, each with its share of waiting and a clause on the causes."""
     told, found = [], waited(pace := record.measures(), waits)
     for role in _shares_waited(pace):
         if found[role].share < NOTABLE:
@@ -350,24 +427,30 @@ def _bottleneck(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> 
         named = [name.removeprefix("waiting ") for name, part in found[role].causes.items() if part >= LEAST]
         first, rest = named[:1], [name.removeprefix("for ") for name in named[1:IN_SENTENCE]]
         causes = f", mostly {' and '.join([*first, *rest])}" if named else ""
-        name = "the trainer" if role == "trainer" else "rollouts"
-        told.append(f"{name} waited {formatting.share(found[role].share, 0)}{causes}")
-    return f" Of the time of {_all_steps(record)}, {'; '.join(told)}." if told else ""
+        told.append((role, found[role].share, causes))
+    return told
 
 
-def _accuracy(record: RunRecord) -> str:
+def _result(record: RunRecord) -> str:
+    """A clause on the held-out accuracy, or on the reward of a run without; empty before both."""
     first, last, failed = record.accuracies()
     if last is None:
-        return ""
-    told = f"{formatting.share(last)}{failed_note(failed)}"
+        rewards = record.ends("reward")
+        if rewards is None or not rewards.span:
+            return ""
+        return f"; mean reward {_moved(rewards.first, rewards.last, _text)} ({rewards.told('last')})"
     if first is None or len(record.evaluations()) < 2:
-        return f"; held-out accuracy {told}"
-    moved = "rose" if last > first else "fell" if last < first else "stayed"
-    return f"; held-out accuracy {moved} from {formatting.share(first)} to {told}"
+        return f"; held-out accuracy {formatting.share(last)}{failed_note(failed)}"
+    return f"; held-out accuracy {_moved(first, last, formatting.share)}{failed_note(failed)}"
+
+
+def _moved(first: float, last: float, form: Callable[[float], str]) -> str:
+    verb = "rose" if last > first else "fell"
+    return f"stayed at {form(last)}" if first == last else f"{verb} from {form(first)} to {form(last)}"
 
 
 def _alarms(record: RunRecord) -> str:
-    return "".join(f" {alarm.sentence}: see Events." for alarm in alarms(record.events))
+    return " ".join(f"{alarm.sentence}: see Events." for alarm in alarms(record.events))
 
 
 def _lost(record: RunRecord) -> str:
@@ -378,7 +461,7 @@ def _lost(record: RunRecord) -> str:
     names = ", ".join(node.name for node in lost[:NUM_NAMED]) + ("" if len(lost) <= NUM_NAMED else ", ...")
     what = f"{names} was" if len(lost) == 1 else f"{len(lost)} nodes ({names}) were"
     when = f" at {formatting.duration(lost[-1].since_s)}" if lost[-1].since_s is not None else ""
-    return f" {what} lost{when}{f': {_cut(lost[-1].cause)}' if lost[-1].cause else ''}."
+    return f"{what} lost{when}{f': {_cut(lost[-1].cause)}' if lost[-1].cause else ''}."
 
 
 def _cut(text: str) -> str:
@@ -392,22 +475,30 @@ def _waits_for(record: RunRecord) -> str:
 
 
 def _elapsed(record: RunRecord) -> str:
-    """Time since the start: that of the last event, and the silence since."""
+    elapsed_s = _elapsed_s(record)
+    return "" if elapsed_s is None else f", {formatting.duration(elapsed_s)} after its start"
+
+
+def _elapsed_s(record: RunRecord) -> float | None:
+    """Seconds since the start: those of the last event, and of the silence since."""
     times_s = [time_s for event in record.events if (time_s := number(event, "time_s")) is not None]
-    if not times_s or record.silent_s is None:
+    return max(times_s) + record.silent_s if times_s and record.silent_s is not None else None
+
+
+def _evaluating(record: RunRecord) -> str:
+    """A sentence about the evaluation that goes on; empty without."""
+    last: Mapping[str, Any] = next((event for event in reversed(record.events) if event.get("event") in EVALUATED), {})
+    if last.get("event") != "eval.started":
         return ""
-    return f", {formatting.duration(max(times_s) + record.silent_s)} after its start"
+    return f" v{last.get('policy_version', '?')} is being evaluated on {last.get('num_prompts', '?')} prompts."
 
 
-def _doing(record: RunRecord) -> str:
-    """A sentence about the evaluation that goes on, or about a silence of a run that is served."""
-    evaluations = [event for event in record.events if event.get("event") in EVALUATED]
-    if evaluations and (last := evaluations[-1])["event"] == "eval.started":
-        return f" v{last.get('policy_version', '?')} is being evaluated on {last.get('num_prompts', '?')} prompts."
-    if record.silent_s is None or not record.is_silent:
+def _silence(record: RunRecord) -> str:
+    """A sentence about a silence of a run that is served, evaluates nothing and is not paused; empty without."""
+    if record.silent_s is None or not record.is_silent or _evaluating(record) or record.status == "paused":
         return ""
     return (
-        f" Its broker runs, and has recorded nothing for {formatting.duration(record.silent_s)}: something takes long."
+        f"Its broker runs, and has recorded nothing for {formatting.duration(record.silent_s)}: something takes long."
     )
 
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from asyncrl.records.formatting import share
+from asyncrl.records.measures import finite
 from asyncrl.tools.dashboard.cluster_view import role_order
 from asyncrl.tools.dashboard.query import Query
 from asyncrl.tools.dashboard.time_bands import TimeBands
@@ -61,8 +62,8 @@ def timeline(bands: TimeBands, events: Sequence[dict[str, Any]], query: Timeline
 
     Returns:
         ``starts`` and ``ends`` of the columns in seconds; ``nodes``, each with its ``shares`` by activity, one number
-        a column, of its time since ``joined_s``; ``marks`` of events in that part; and ``extent``, the start and end of
-        everything.
+        a column, of its time from ``joined_s`` to ``heard_s``; ``marks`` of events in that part; and ``extent``, the
+        start and end of everything.
     """
     starts, ends = bands.starts_s, bands.ends_s
     times = [float(event["time_s"]) for event in events if isinstance(event.get("time_s"), int | float)]
@@ -82,7 +83,7 @@ def timeline(bands: TimeBands, events: Sequence[dict[str, Any]], query: Timeline
         "activities": bands.activities,
         "roles": sorted(set(bands.roles)),
         "num_nodes": len(places),
-        "nodes": _nodes(bands, shown, firsts, lasts, _joined(events)),
+        "nodes": _nodes(bands, shown, firsts, lasts, joined=_joined(events), heard=_heard(events)),
         "marks": _marks(events, low, high),
     }
 
@@ -106,20 +107,44 @@ def _joined(events: Sequence[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
+def _heard(events: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Time of the last word of each node that is silent or gone, in seconds since the run's start."""
+    found: dict[str, float] = {}
+    for event in events:
+        kind, node, time_s = event.get("event"), event.get("node"), finite(event.get("time_s"))
+        if not isinstance(node, str) or time_s is None:
+            continue
+        if kind == "node.quiet":
+            found[node] = time_s - (finite(event.get("seconds")) or 0.0)
+        elif kind in ("node.lost", "node.exited", "node.left"):
+            found.setdefault(node, time_s)
+        elif kind in ("node.heard", "node.ready", "node.joined"):
+            found.pop(node, None)
+    return found
+
+
 def _nodes(
-    bands: TimeBands, places: Sequence[int], firsts: Any, lasts: Any, joined: Mapping[str, float]
+    bands: TimeBands,
+    places: Sequence[int],
+    firsts: Any,
+    lasts: Any,
+    *,
+    joined: Mapping[str, float],
+    heard: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    joined_s = np.array([joined.get(bands.nodes[place], -math.inf) for place in places])
+    names = [bands.nodes[place] for place in places]
+    joined_s = np.array([joined.get(name, -math.inf) for name in names])
+    heard_s = np.array([heard.get(name, math.inf) for name in names])
     facts = [
-        {"node": bands.nodes[place], "role": bands.roles[place], "joined_s": joined.get(bands.nodes[place])}
-        for place in places
+        {"node": name, "role": bands.roles[place], "joined_s": joined.get(name), "heard_s": heard.get(name)}
+        for name, place in zip(names, places, strict=True)
     ]
     if not len(firsts):
         return [fact | {"shares": {}} for fact in facts]
     seconds = bands.seconds[firsts[0] : lasts[-1] + 1]
     summed = np.add.reduceat(seconds[:, list(places)], firsts - firsts[0], axis=0)
     begins = np.maximum(bands.starts_s[firsts][:, None], joined_s)
-    widths = np.maximum(bands.ends_s[lasts][:, None] - begins, 1e-9)
+    widths = np.maximum(np.minimum(bands.ends_s[lasts][:, None], heard_s) - begins, 1e-9)
     # A heartbeat may bring seconds of the span before: a node's parts never fill more than its column.
     shares = summed / np.maximum(widths, summed.sum(axis=2))[:, :, None]
     return [

@@ -1,7 +1,7 @@
 """
 The report: one self-contained HTML file about one run, or about several runs side by side.
 
-    header      status; a sentence on the run, as on the dashboard; of several, how they differ; when this was written
+    header      status; the state of the run, as on the dashboard; of several, how they differ; when this was written
     curves      reward, accuracy, ...
     numbers     results, cost, and the settings that matter or differ
     curves      staleness, throughput, waiting, ...
@@ -33,8 +33,9 @@ from asyncrl.records.formatting import UNKNOWN
 from asyncrl.records.measures import Ends, finite
 from asyncrl.records.run_record import RunRecord, labels, read_run
 from asyncrl.records.samples import PicturedSample, SampledEpisode
-from asyncrl.tools.dashboard.comparison import compare
-from asyncrl.tools.dashboard.overview import sentence
+from asyncrl.tools.dashboard.cluster_view import MATTERS
+from asyncrl.tools.dashboard.comparison import compare, in_order
+from asyncrl.tools.dashboard.overview import state_line
 from asyncrl.tools.report import charts
 from asyncrl.tools.report.charts import Point, Series, draw, line_chart, plain, run_label
 
@@ -163,7 +164,7 @@ PICTURES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF":
 """Formats of pictures that a page may hold, by the first bytes of a file. None of them can hold a script."""
 
 STYLE = """
-:root { color-scheme: light dark; }
+:root { color-scheme: light dark; --panel: #fff; --edge: #1a202940; }
 body { font: 14px/1.5 system-ui, sans-serif; color: #1c1f23; background: #f6f7f9; margin: 0; }
 main { max-width: 1160px; margin: 0 auto; padding: 28px 20px 60px; }
 h1 { font-size: 22px; margin: 0 0 4px; }
@@ -176,12 +177,21 @@ p { margin: 6px 0; }
 .running { background: #e3ebf7; color: #1d4477; }
 .stopped, .paused, .interrupted { background: #f5e8cf; color: #5f4200; }
 .sentence { overflow-wrap: anywhere; }
+.well { color: #1c7c43; }
+.note { color: #8a5a00; }
+.bad { color: #c0362c; }
 .side { display: flex; flex-wrap: wrap; gap: 14px; align-items: flex-start; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(440px, 100%), 1fr)); gap: 14px; }
-.side > *, .scroll { max-width: 100%; overflow-x: auto; }
+.side > *, .scroll {
+  max-width: 100%; overflow-x: auto;
+  background: linear-gradient(to right, var(--panel) 40%, transparent) left / 60px 100% no-repeat local,
+    linear-gradient(to left, var(--panel) 40%, transparent) right / 60px 100% no-repeat local,
+    linear-gradient(to left, var(--edge), transparent) right / 26px 100% no-repeat scroll;
+  background-color: var(--panel);
+}
 .side > table { display: block; }
-.runs tr > :first-child { position: sticky; left: 0; background: #fff; }
-table { border-collapse: collapse; background: #fff; border: 1px solid #e3e6ea; }
+.runs tr > :first-child { position: sticky; left: 0; background: var(--panel); }
+table { border-collapse: collapse; border: 1px solid #e3e6ea; }
 th, td { text-align: left; padding: 4px 14px; border-bottom: 1px solid #eceef1; vertical-align: top; }
 th { font-weight: 600; }
 tbody th { font-weight: 400; color: #5b626c; }
@@ -191,19 +201,23 @@ details { margin: 10px 0; }
 .turns td { white-space: pre-wrap; }
 summary { cursor: pointer; color: #1d4477; }
 @media (max-width: 500px) {
-  main { padding: 16px 10px 40px; }
+  main { padding: 10px 10px 40px; }
   th, td { padding: 4px 8px; }
   .side td { min-width: 76px; }
 }
 """
 DARK = """
+:root { --panel: #1a1e25; --edge: #000000cc; }
 body { color: #dfe4ea; background: #12151a; }
 .quiet, tbody th { color: #8c97a5; }
+.well { color: #58c287; }
+.note { color: #e0a53c; }
+.bad { color: #f0776d; }
 .finished { background: #173a2c; color: #7fd6ab; }
 .failed { background: #44211e; color: #f59a92; }
 .running { background: #1d2d47; color: #9cc1f7; }
 .stopped, .paused, .interrupted { background: #4a3a17; color: #f0cf8a; }
-table, .runs tr > :first-child { background: #1a1e25; border-color: #2b313b; }
+table { border-color: #2b313b; }
 th, td { border-color: #262c35; }
 img { border-color: #2b313b; }
 summary { color: #6ba1ff; }
@@ -335,24 +349,6 @@ FIRST = 4
 SIGNS = {"finished": "✓", "failed": "✗", "interrupted": "‖", "running": "…", "paused": "‖", "stopped": "…"}
 """Sign before each state that the files of a run tell."""
 
-SETTINGS = (
-    "model.path",
-    "data.train",
-    "run.seed",
-    "schedule.groups_per_step",
-    "schedule.group_size",
-    "schedule.staleness",
-    "schedule.steps_per_publish",
-    "schedule.partial_rollout",
-    "sampling.max_tokens",
-    "sampling.temperature",
-    "rollout.replicas",
-    "algorithm.advantage",
-    "algorithm.loss",
-    "algorithm.kl_coef",
-    "trainer.lr",
-)
-
 
 def write_report(runs: Sequence[Path], out: Path, *, wall_clock: Callable[[], float] = time.time) -> None:
     """
@@ -365,7 +361,7 @@ def write_report(runs: Sequence[Path], out: Path, *, wall_clock: Callable[[], fl
         raise ConfigError("a report needs at least one run directory")
     records = [read_run(path, wall_clock=wall_clock) for path in runs]
     named = [replace(record, name=name) for record, name in zip(records, labels(runs), strict=True)]
-    content = render(named, datetime.fromtimestamp(wall_clock()).astimezone())
+    content = render([named[place] for place in in_order(named)], datetime.fromtimestamp(wall_clock()).astimezone())
     with output(out) as unfinished:
         unfinished.write_text(content, encoding="utf-8")
         as_folder(unfinished)
@@ -395,8 +391,11 @@ def render(records: Sequence[RunRecord], made_at: datetime) -> str:
 
 def _header(record: RunRecord, as_of: Sequence[Markup], *, alone: bool) -> Markup:
     name = [] if alone else [text(record.name, "strong"), _pill(record)]
-    notes = [text(f"{'; '.join(record.notes)}.", "span", "quiet")] if record.notes else []
-    return row([*name, text(sentence(record, {}, is_alone=alone), "span", "sentence"), *notes, *as_of])
+    is_new = record.status == "running" and not record.metrics  # its files are missing because it has just begun
+    notes = [text(f"{'; '.join(record.notes)}.", "span", "quiet")] if record.notes and not is_new else []
+    line = state_line(record, {}, is_alone=alone)
+    told = [text(line.doing, "span"), text(line.word, "b", line.verdict), text(line.because, "span")]
+    return row([*name, row(told, "span", "sentence"), *notes, *as_of])
 
 
 def _pill(record: RunRecord) -> Markup:
@@ -406,7 +405,9 @@ def _pill(record: RunRecord) -> Markup:
 def _numbers(records: Sequence[RunRecord]) -> Iterator[Markup]:
     columns = [headline(record) for record in records]
     head = ["", *(record.name for record in records)] if len(records) > 1 else []
-    lines = [[label, *(column[label] for column in columns)] for label in columns[0]]
+    lines = [
+        [label, *values] for label in columns[0] if set(values := [column[label] for column in columns]) != {UNKNOWN}
+    ]
     numbers = table(head, lines, "runs" if len(records) > 1 else "")
     yield text("Numbers", "h2")
     yield text("Of all steps, unless a row names others.", style="quiet")
@@ -414,10 +415,10 @@ def _numbers(records: Sequence[RunRecord]) -> Iterator[Markup]:
 
 
 def _settings(records: Sequence[RunRecord]) -> Markup:
-    """The `SETTINGS` of a single run; the settings that differ between several."""
+    """The settings that matter most of a single run; the settings that differ between several."""
     if len(records) == 1:
         (record,) = records
-        keys = dict.fromkeys([*(key for key in SETTINGS if key in record.config), *record.live_settings])
+        keys = dict.fromkeys([*(key for key in MATTERS if key in record.config), *record.live_settings])
         return table([], [[key, _value(record, key)] for key in keys])
     different = compare(records).settings
     if not different:

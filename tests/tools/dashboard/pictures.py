@@ -41,13 +41,13 @@ STUCK_S = 400.0
 
 
 def until(run: Path, out: Path, time_s: float, *, added: list[dict[str, Any]], ago_s: float = 0.0) -> Path:
-    """The run as its files were ``time_s`` after its start, with events ``added``, last changed ``ago_s`` ago."""
+    """The run as its files were ``time_s`` after its start, with events ``added`` after that; changed ``ago_s`` ago."""
     made, source = RunDirectory(out), RunDirectory(run)
     made.samples.mkdir(parents=True)
     shutil.copy(source.config, made.config)
     for file in (source.metrics, source.times, source.events):
         lines = [line for line in file.read_text().splitlines() if json.loads(line).get("time_s", 0.0) <= time_s]
-        lines += [json.dumps(event | {"time_s": time_s}) for event in added] if file == source.events else []
+        lines += [json.dumps(event | {"time_s": time_s + event["time_s"]}) for event in added if file == source.events]
         (out / file.name).write_text("".join(f"{line}\n" for line in lines))
     steps = len((out / source.metrics.name).read_text().splitlines())
     for file in sorted(source.samples.glob("*.parquet")):
@@ -68,15 +68,14 @@ def states(runs: list[Path], folder: Path) -> dict[str, list[Path]]:
     """Runs to show by the name of the state."""
     lines = RunDirectory(runs[0]).read_metrics()
     first_s, middle_s = lines[0]["time_s"], lines[len(lines) // 2]["time_s"]
-    lost = [
-        {"event": "node.lost", "at": "", "node": f"rollout-{n}", "role": "rollout", "cause": "silent for 10 s"}
-        for n in range(2)
-    ]
-    waiting = {"event": "run.waiting", "at": "", "cause": "no rollout is connected"}
+    rollouts: list[dict[str, Any]] = [{"at": "", "node": f"rollout-{n}", "role": "rollout"} for n in range(2)]
+    quiet = [{"event": "node.quiet", "seconds": 2.0, "time_s": 2.0} | rollout for rollout in rollouts]
+    lost = [{"event": "node.lost", "cause": "silent for 10 s", "time_s": 10.0} | rollout for rollout in rollouts]
+    waiting = {"event": "run.waiting", "at": "", "cause": "no rollout is connected", "time_s": 70.0}
     return {
         "starting": [until(runs[0], folder / "starting", first_s / 2, added=[])],
         "healthy": [until(runs[0], folder / "healthy", middle_s, added=[])],
-        "stuck": [until(runs[0], folder / "stuck", middle_s, added=[*lost, waiting], ago_s=STUCK_S)],
+        "stuck": [until(runs[0], folder / "stuck", middle_s, added=[*quiet, *lost, waiting], ago_s=STUCK_S)],
         "finished": runs[:1],
         **({"compared": runs} if len(runs) > 1 else {}),
     }

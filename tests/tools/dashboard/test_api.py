@@ -146,7 +146,7 @@ def test_every_view_of_a_run_answers(api: Api) -> None:
     told = {"name": "tiny", "revision": 1, "status": "running", "num_lost": 0, "is_over": False}
     assert ask(api, "runs") == {"runs": [told]}
     assert ask(api, "comparison")["settings"] == {}
-    assert ask(api, "runs/0/overview")["sentence"].startswith("Running at step 10 of 10")
+    assert ask(api, "runs/0/state")["doing"].startswith("Running at step 10 of 10")
     assert ask(api, "runs/0/curves")["columns"]["reward"][-1] == 0.9
     assert ask(api, "runs/0/histograms")["staleness"]["counts"] == [3]
     assert [node["name"] for node in ask(api, "runs/0/cluster")["nodes"]] == []
@@ -164,6 +164,13 @@ def test_a_listed_sample_leads_to_its_texts_its_group_and_its_pictures(api: Api)
     assert api.answer(["runs", "0", "picture"], Query(f"{where}&group=0&number=0".encode())) == ("image/png", PNG)
     held_out = ask(api, "runs/0/samples?split=held_out")["rows"][0]
     assert ask(api, f"runs/0/group?split=held_out&file={held_out['file']}&group=9")["samples"][0]["step"] == 4
+
+
+def test_runs_are_numbered_in_the_order_of_the_setting_that_differs(make_run: MakeRun) -> None:
+    runs = [make_run(name, staleness=staleness) for name, staleness in (("loose", 2.0), ("strict", 0.5))]
+    api = Api([run.path for run in runs])
+    assert [run["name"] for run in api.revisions()] == ["strict", "loose"]
+    assert ask(api, "runs/0/overview")["name"] == "strict"
 
 
 def test_curves_go_on_where_the_page_has_them_and_begin_anew_after_a_rewrite(api: Api, directory: RunDirectory) -> None:

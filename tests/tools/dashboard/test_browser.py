@@ -47,7 +47,7 @@ def directory(make_run: MakeRun) -> RunDirectory:
     seconds = {"sampling": 1.5, "waiting for the trainer": 0.5}
     with (directory.path / "times.jsonl").open("w") as file:
         for step in range(10):
-            nodes = {f"rollout-{i}": {"role": "rollout", "seconds": seconds} for i in range(2)}
+            nodes = {f"rollout-{i}": {"role": "rollout", "seconds": seconds, "cores_busy": 0.5} for i in range(2)}
             file.write(json.dumps({"step": step, "time_s": 2.0 * (step + 1), "span_s": 2.0, "nodes": nodes}) + "\n")
     return directory
 
@@ -98,13 +98,39 @@ def test_the_overview_is_live_zooms_and_smooths(page: Any, url: str, directory: 
     page.mouse.move(box["x"] + 200, box["y"] + 60, steps=5)
     page.mouse.up()
     page.get_by_role("button", name="show everything").click()
-    page.get_by_label("smoothing").press("End")
+    page.get_by_label("steps of which each point is the mean").press("End")
+    page.locator(".chart .span", has_text="mean of last 50 steps").first.wait_for()
     page.get_by_label("log axis").check()
     page.get_by_label("x axis").select_option("time_s")
     chart.focus()
     chart.press("ArrowRight")
     page.locator(".tip:visible").wait_for()
     page.get_by_text("waits for a neighbour").first.wait_for()
+
+
+def test_every_page_of_a_run_begins_with_its_state_and_result_and_whether_that_is_well(page: Any, url: str) -> None:
+    for name in ("overview", "cluster", "samples", "timeline", "events", "config"):
+        page.goto(f"{url}#/{name}")
+        line = page.locator("main > .state-line", has_text="Running at step")
+        line.wait_for()
+        assert re.search(
+            "held-out accuracy rose from 25.0 % to 75.0 %.*Not well. rollout-1 was lost", line.inner_text(), re.S
+        )
+
+
+def test_before_the_first_step_the_overview_has_nothing_to_turn_or_to_read_but_the_state(
+    page: Any, make_run: MakeRun
+) -> None:
+    directory = make_run()
+    directory.metrics.unlink()
+    with served(directory) as url:
+        page.goto(url)
+        page.get_by_text("Curves, waits and samples begin with the first step.").wait_for()
+        page.locator(".state-line", has_text="before the first step").wait_for()
+        assert page.locator(".tools:visible, .waits:visible, .chart:visible").count() == 0
+        directory.append_metrics({"step": 0, "time_s": 2.0, "reward": 0.25, "step_s": 2.0})
+        page.locator(".chart:visible").first.wait_for()
+        assert page.get_by_text("begin with the first step").is_hidden()
 
 
 def test_several_runs_begin_with_how_they_differ_and_have_their_numbers_in_the_table_alone(
@@ -118,9 +144,29 @@ def test_several_runs_begin_with_how_they_differ_and_have_their_numbers_in_the_t
         heads = page.locator(".compare thead th").all_inner_texts()
         assert (heads[:3], heads[-2:]) == (["run", "held-out accuracy", "schedule.staleness"], ["state", "steps"])
         page.locator(".chart .legend", has_text="strictloose").first.wait_for()
-        assert set(page.locator(".chart:not(.histogram) .now").all_inner_texts()) == {""}
+        assert page.locator(".chart:not(.histogram) .now").count() == 0
+        page.locator(".chart .span", has_text="mean of 10 steps").first.wait_for()
+        assert page.get_by_label("run", exact=True).count() == 0
+        edges = "getComputedStyle(document.querySelector('.scroll:has(.compare)')).backgroundAttachment"
+        assert (
+            page.evaluate(edges) == "local, local, scroll"
+        )  # a shadow at the edge until the rest has been scrolled to
+        page.goto(f"{url}#/config")
+        page.get_by_text(re.compile("^1 of [0-9]+ settings")).wait_for()  # what a run is called is no difference
         page.goto(f"{url}#/cluster?run=1")
         page.get_by_text("one of 2 runs:").wait_for()
+
+
+def test_a_curve_of_several_runs_ends_where_the_table_above_it_says(page: Any, make_run: MakeRun) -> None:
+    runs = [make_run(name) for name in ("a", "b")]
+    for run in runs:
+        for step in range(10, 20):
+            run.append_metrics({"step": step, "time_s": 22.0 + step, "reward": step / 20, "tokens_per_s": 70.0 * step})
+    with served(*runs) as url:
+        page.goto(url)
+        page.get_by_role("img", name=re.compile("^Reward, last 0.725, 0.725")).wait_for()
+        place = page.locator(".compare thead th").all_inner_texts().index("reward")
+        assert page.locator(".compare tbody td").all_inner_texts()[place] == "0.725"
 
 
 def test_samples_are_filtered_sorted_and_opened_and_texts_stay_texts(page: Any, url: str) -> None:
@@ -146,9 +192,12 @@ def test_samples_are_filtered_sorted_and_opened_and_texts_stay_texts(page: Any, 
     assert page.locator("img").count() == 0
 
 
-def test_nodes_are_filtered_and_sorted(page: Any, url: str) -> None:
+def test_nodes_are_filtered_and_sorted_and_have_the_use_of_their_machine_under_its_name(page: Any, url: str) -> None:
     page.goto(f"{url}#/cluster")
     page.get_by_text("2 nodes").wait_for()
+    heads = set(page.locator(".virtual th").all_inner_texts())
+    assert "machine CPU" in heads
+    assert heads.isdisjoint({"CPU", "memory", "machine memory", "version"})  # no node told its memory
     page.get_by_role("button", name="times lost").click()
     page.get_by_label("filter nodes").fill("lost")
     page.get_by_text("1 of 2 nodes").wait_for()
@@ -181,11 +230,13 @@ def test_events_are_filtered_and_opened(page: Any, url: str) -> None:
 def test_settings_are_searched(page: Any, url: str) -> None:
     page.goto(f"{url}#/config")
     page.get_by_text("settings, 1 not the default").wait_for()
+    first = page.locator(".first td.key", has_text="trainer.lr").bounding_box()
+    assert first["y"] < page.viewport_size["height"] - 40
     page.get_by_label("which settings").select_option("all")
     page.get_by_label("search settings").fill("staleness")
     page.locator("td", has_text="one publish ahead").first.wait_for()
     page.get_by_label("which settings").select_option("changed")
-    page.get_by_text(re.compile("^0 of [0-9]+ settings, 0 not the default")).wait_for()
+    page.wait_for_function("document.querySelectorAll('.settings-list section').length === 1")  # what matters most
 
 
 def test_the_report_of_two_runs_fits_its_screen(page: Any, make_run: MakeRun) -> None:

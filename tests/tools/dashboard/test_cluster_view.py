@@ -7,6 +7,7 @@ import pytest
 from asyncrl.records.run_record import RunRecord, read_run
 from asyncrl.records.times import NodeTimes, TimesLine
 from asyncrl.tools.dashboard.cluster_view import (
+    MATTERS,
     EventQuery,
     columns,
     groups,
@@ -262,6 +263,13 @@ def test_every_setting_has_value_default_and_meaning_and_changed_ones_are_marked
     assert (rows["model.path"]["default"], rows["model.path"]["is_changed"]) == ("required", False)
     assert rows["schedule.staleness"]["value"] == rows["schedule.staleness"]["default"]
     assert len(rows) > 150
+
+
+def test_the_settings_that_matter_most_come_first_whether_they_are_the_default_or_not() -> None:
+    rows = list(shown({"run.steps": 40, "future.setting": 1}).values())
+    assert [row["key"] for row in rows[: len(MATTERS)]] == list(MATTERS)
+    assert [row["matters"] for row in rows] == [True] * len(MATTERS) + [False] * (len(rows) - len(MATTERS))
+    assert rows[-1]["key"] == "future.setting"
 
 
 def test_a_setting_that_changed_while_the_run_went_on_says_so() -> None:

@@ -88,12 +88,15 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_words_in_pills_and_grey_words_are_readable(scheme: str) -> None:
+def test_words_in_pills_grey_words_and_verdicts_are_readable(scheme: str) -> None:
     found = colours(scheme)
     pills = {
         word: (mixed(found[name], found["panel"], int(ground)), mixed(found[name], found["ink"], int(text)))
         for word, name, ground, text in PILL.findall(STYLE)
     }
     assert pills.keys() == {"finished", "running", "failed"}
-    pairs = pills | {"grey": (found["bg"], found["muted"]), "without a colour": (found["faint"], found["ink"])}
+    verdicts = {name: (found["bg"], found[name]) for name in ("good", "warn", "bad")}
+    pairs = (
+        pills | verdicts | {"grey": (found["bg"], found["muted"]), "without a colour": (found["faint"], found["ink"])}
+    )
     assert {word: contrast(*pair) for word, pair in pairs.items() if contrast(*pair) < 4.5} == {}

@@ -3,7 +3,7 @@
 from typing import Any
 
 from asyncrl.records.run_record import RunRecord
-from asyncrl.tools.dashboard.comparison import compare
+from asyncrl.tools.dashboard.comparison import compare, in_order
 
 STEPS = [{"step": step} for step in range(2)]
 
@@ -39,6 +39,13 @@ def test_accuracies_on_other_prompts_are_not_compared() -> None:
     found = compare([run("a", 0.1, data__held_out="x.parquet"), run("b", 0.9, data__held_out="y.parquet")])
     assert found.sentence.endswith("Their held-out accuracies are not of the same prompts.")
     assert found.best is None
+
+
+def test_runs_are_in_the_order_of_the_first_number_that_differs_whatever_their_results() -> None:
+    runs = [run(f"lr-{n}", 0.5, trainer__lr=n / 10_000, run__seed=-n) for n in (2, 10, 1)]
+    assert in_order(runs) == [2, 0, 1]
+    assert in_order([run("b", 0.5, algorithm__loss="b"), run("a", 0.9, algorithm__loss="a")]) == [0, 1]
+    assert in_order([run("b", 0.5), run("a", 0.9)]) == [0, 1]
 
 
 def test_a_few_settings_are_named_and_have_columns_and_the_rest_are_counted() -> None:

@@ -25,7 +25,7 @@ def record(**fields: Any) -> RunRecord:
 
 
 def sentence(run: RunRecord, waits: Mapping[str, Mapping[str, float]], silent_s: float | None = 3.0) -> str:
-    return page.sentence(replace(run, silent_s=silent_s), waits)
+    return str(page.state_line(replace(run, silent_s=silent_s), waits))
 
 
 def tiles(run: RunRecord) -> list[Tile]:
@@ -41,14 +41,19 @@ STEPS = [
 def test_a_running_run_says_where_it_is_how_long_it_takes_and_who_waits() -> None:
     said = sentence(record(metrics=STEPS), {}, silent_s=3.0)
     left = "Running at step 20 of 100, about 13 min 20 s left."
-    assert said == f"{left} Of the time of all 20 steps, the trainer waited 40 %; rollouts waited 35 %."
+    assert said == f"{left} All is well. Most in the way: the trainer waited 40 % of the time."
+    busy = [line | {"wait_s": 0.5, "wait_rollout_s": 0.5} for line in STEPS]
+    assert sentence(record(metrics=busy), {}).endswith("All is well. Nothing is in the way: nobody waits for long.")
     waits = {
         "reward": {"waiting for sampling": 1.0},
         "rollout": {"sampling": 0.3, "waiting for the trainer": 0.5, "waiting for newer weights": 0.1, "asleep": 0.1},
         "trainer": {"training": 1.0},
     }
     told = "rollouts waited 35 %, mostly for the trainer and newer weights."
-    assert told in sentence(record(metrics=STEPS), waits, 3.0)
+    assert told in timeline_sentence(record(metrics=STEPS), waits)
+    free = [line | {"wait_s": 0.5} for line in STEPS]
+    told = "Most in the way: rollouts waited 35 % of the time, mostly for the trainer and newer weights."
+    assert sentence(record(metrics=free), waits).endswith(told)
 
 
 def test_nodes_that_are_gone_are_named_until_they_are_back() -> None:
@@ -66,11 +71,18 @@ def test_nodes_that_are_gone_are_named_until_they_are_back() -> None:
 def test_a_run_before_its_first_step_says_how_long_it_has_started_and_what_it_waits_for() -> None:
     joined = {"event": "node.joined", "node": "rollout-0", "role": "rollout", "time_s": 9.0}
     begun = "Running before the first step, 12.0 s after its start."
-    assert sentence(record(events=[joined]), {}) == f"{begun} No trainer, spool or reward node has joined yet."
+    told = "No trainer, spool or reward node has joined yet"
+    assert sentence(record(events=[joined]), {}) == f"{begun} All is well. {told}: normal in the first 60 s."
+    late = f"Take note. {told}, though 60 s are over: start one, or look at its log."
+    assert sentence(record(events=[joined]), {}, silent_s=55.0).endswith(late)
     waiting = {"event": "run.waiting", "cause": "no trainer has joined"}
-    assert sentence(record(events=[joined, waiting]), {}) == f"{begun} It waits: no trainer has joined."
+    assert sentence(record(events=[joined, waiting]), {}) == f"{begun} Not well. It waits: no trainer has joined."
     rest = [joined | {"node": role, "role": role} for role in ("trainer", "spool", "reward")]
-    assert sentence(record(events=[joined, *rest]), {}) == f"{begun} The nodes load the model."
+    loading = record(config={"broker.node_ttl_s": 10.0}, events=[joined, *rest])
+    told = "The nodes load the model: normal, and longer for a larger one. One that is silent for 10 s is named here."
+    assert sentence(loading, {}) == f"{begun} All is well. {told}"
+    live = {"event": "version.live", "policy_version": 0}
+    assert sentence(record(events=[joined, *rest, live]), {}).endswith("All is well. The first step comes next.")
 
 
 def test_a_run_that_stopped_says_what_is_known_and_then_what_to_do() -> None:
@@ -79,49 +91,50 @@ def test_a_run_that_stopped_says_what_is_known_and_then_what_to_do() -> None:
     what_to_do = "No broker serves it on this machine: `asyncrl resume` continues it."
     told = f"rollout-0 was lost: silent for 10 s. It waited: no rollout is connected. {what_to_do}"
     stopped = record(metrics=STEPS, events=[lost, waiting], silent_s=500.0)
-    assert sentence(stopped, {}, 500.0) == f"Stopped after step 20 of 100, 8 min 20 s ago. {told}"
+    begun = "Stopped after step 20 of 100, 8 min 20 s ago. All below is from then."
+    assert sentence(stopped, {}, 500.0) == f"{begun} Not well. {told}"
     live = {"event": "version.live", "policy_version": 20}
     assert "It waited" not in sentence(record(events=[waiting, live]), {}, 500.0)
-    assert page.then(stopped) == "This is how it was 8 min 20 s ago, when the last of it was recorded."
-    assert page.then(record(metrics=STEPS)) == ""
 
 
 def test_a_silent_run_without_an_end_has_stopped_unless_its_steps_are_long_or_it_is_served() -> None:
     slow = [line | {"time_s": 300.0 * line["step"]} for line in STEPS]
     assert sentence(record(metrics=slow), {}, silent_s=500.0).startswith("Running")
     served = sentence(record(metrics=STEPS, is_served=True), {}, silent_s=500.0)
-    assert served.startswith("Running at step 20 of 100, about 13 min 20 s left. Its broker runs, and has recorded")
-    begun = "Running before the first step. No trainer, rollout, spool or reward node has joined yet."
-    assert sentence(record(is_served=True), {}, silent_s=None) == begun
+    told = "Running at step 20 of 100, about 13 min 20 s left. Take note. Its broker runs, and has recorded nothing"
+    assert served.startswith(told)
+    paused = record(metrics=STEPS, events=[{"event": "sampling.paused"}], is_served=True)
+    told = "Paused at step 20 of 100: an operator paused it, and `asyncrl resume-sampling` lets it go on. All is well."
+    assert sentence(paused, {}, silent_s=500.0).startswith(told)
+    told = "No trainer, rollout, spool or reward node has joined yet: normal"
+    begun = f"Running before the first step. All is well. {told}"
+    assert sentence(record(is_served=True), {}, silent_s=None).startswith(begun)
 
 
-def test_every_page_says_which_role_is_missing_and_that_a_run_is_over(summary: MakeSummary) -> None:
+def test_a_role_is_missing_until_a_node_of_it_joins_and_a_run_that_is_over_misses_none(summary: MakeSummary) -> None:
     joined = {"event": "node.joined", "node": "rollout-0", "role": "rollout"}
     started = record(events=[joined])
-    told = "No trainer, spool or reward node has joined yet."
-    assert sentence(started, {}).endswith(told)
-    assert timeline_sentence(started, {}).startswith(told)
-    assert page.events_sentence(started) == told
     (node,) = nodes(started.events, TimeBands(), {})
-    assert page.cluster_sentence(started, [node]) == f"1 rollout loading · {told[0].lower()}{told[1:-1]}"
+    told = "1 rollout loading · no trainer, spool or reward node has joined yet"
+    assert page.cluster_sentence(started, [node]) == told
 
     every = [joined | {"node": role, "role": role} for role in ("trainer", "rollout", "spool", "reward")]
     whole = record(events=every)
     assert page.events_sentence(whole) == "No trouble now."
-    assert "No node is missing." in timeline_sentence(whole, {})
     over = record(events=every, summary=summary())
     assert page.events_sentence(over) == "The run is over."
-    assert timeline_sentence(over, {}).startswith("All nodes have left: the run is over.")
+    assert timeline_sentence(over, {}) == ""
     found = nodes(every, TimeBands(), {}, is_over=True)
     assert page.cluster_sentence(over, found) == "All 4 nodes have left: the run is over."
 
 
-def test_the_events_begin_with_the_nodes_that_are_lost_as_every_page_does() -> None:
+def test_what_is_wrong_stands_on_every_page_and_a_trouble_that_lasts_is_noted() -> None:
     lost = {"event": "node.lost", "node": "rollout-0", "role": "rollout", "cause": "silent for 10 s", "time_s": 9.0}
     run = record(metrics=STEPS, events=[lost])
-    told = "rollout-0 was lost at 9.0 s: silent for 10 s."
-    assert page.events_sentence(run) == told
-    assert all(told in said for said in (sentence(run, {}), timeline_sentence(run, {})))
+    assert sentence(run, {}).endswith("Not well. rollout-0 was lost at 9.0 s: silent for 10 s.")
+    dropped = {"event": "group.dropped", "time_s": 9.0, "cause": "no verdict"}
+    told = "Take note. 1 event of trouble, and nothing has ended the last: group.dropped at 9.0 s (no verdict). Most in"
+    assert told in sentence(record(metrics=STEPS, events=[dropped]), {})
     alarm = {"event": "completions.cut", "step": 3, "truncated": 0.95, "advice": ""}
     assert page.events_sentence(record(events=[alarm], metrics=STEPS)).startswith("1 event of trouble")
 
@@ -141,7 +154,7 @@ def test_the_cluster_is_told_by_role_and_state() -> None:
 def test_an_evaluation_that_goes_on_is_told_however_long_it_takes() -> None:
     started = {"event": "eval.started", "policy_version": 0, "num_prompts": 32}
     said = sentence(record(events=[started], is_served=True), {}, silent_s=80.0)
-    assert said == "Running before the first step. v0 is being evaluated on 32 prompts."
+    assert said.startswith("Running before the first step. v0 is being evaluated on 32 prompts. All is well.")
     finished = {"event": "eval.finished", "policy_version": 0}
     assert "is being evaluated" not in sentence(record(events=[started, finished], is_served=True), {}, silent_s=3.0)
 
@@ -159,19 +172,19 @@ def test_restarts_are_told_for_the_charts() -> None:
 
 
 def test_each_end_is_told_with_its_cause(make_run: MakeRun, summary: MakeSummary) -> None:
-    directory = make_run()
+    directory, result = make_run(), "; held-out accuracy rose from 25.0 % to 75.0 %"
+    resume = "`asyncrl resume` continues it."
     ends = {
-        "finished": "Finished 10 of 10 steps in 20.0 s; held-out accuracy rose from 25.0 % to 75.0 %.",
-        "failed": "Failed after step 10 of 10: the disk is full.",
-        "interrupted": "Interrupted after step 10 of 10; `asyncrl resume` continues it.",
+        "finished": f"Finished 10 of 10 steps in 20.0 s{result}. All is well. It ended as planned.",
+        "failed": f"Failed after step 10 of 10{result}. Not well. It failed: the disk is full.",
+        "interrupted": f"Interrupted after step 10 of 10{result}. Take note. It ended early; {resume}",
     }
     for status, expected in ends.items():
         directory.write_summary(summary(status=status, cause="the disk is full" if status == "failed" else ""))
         assert sentence(read_run(directory.path), {}) == expected
     directory.write_summary(summary(status="interrupted", cause="on_step raised ValueError: no figure (plot.py:3)"))
-    assert "step 10 of 10: on_step raised ValueError: no figure (plot.py:3); `asyncrl" in sentence(
-        read_run(directory.path), {}
-    )
+    told = "Take note. It ended early: on_step raised ValueError: no figure (plot.py:3); `asyncrl resume` continues it."
+    assert sentence(read_run(directory.path), {}).endswith(told)
     directory.write_summary(summary(goal="accuracy >= .7"))
     assert sentence(read_run(directory.path), {}).startswith(
         "Finished 10 of 10 steps (run.stop_when: accuracy >= .7) in "
@@ -239,18 +252,18 @@ def test_a_run_says_what_it_trains_and_how() -> None:
         "Trains b/model on c/train.parquet: trainer.lr 0.0002, "
     )
     assert page.settings_sentence(record(config={})) == ""
+    begins = overview(record(config=config), {})["begins"]
+    assert begins.startswith("Trains b/model on"), "before the first step there is nothing else to say"
+    assert overview(record(config=config, metrics=STEPS), {})["begins"] == ""
 
 
 def test_timeline_and_samples_begin_with_what_is_seen_and_whether_all_is_well() -> None:
     lines = [line | {"reward": line["step"] / 20, "truncated": 0.25, "zero_advantage_fraction": 0.5} for line in STEPS]
     joined = {"event": "node.joined", "node": "rollout-0", "role": "rollout"}
-    lost = {"event": "node.lost", "node": "rollout-0", "role": "rollout", "cause": "silent for 10 s", "time_s": 9.0}
     waited = "Of the time of all 20 steps, the trainer waited 40 %; rollouts waited 35 %."
     last = "The last record is of 3 min 10 s, written 3.0 s ago."
     told = timeline_sentence(record(metrics=lines, events=[joined]), {})
-    assert told == f"No node is missing. {waited} {last}"
-    told = timeline_sentence(record(metrics=lines, events=[joined, lost]), {})
-    assert told == f"rollout-0 was lost at 9.0 s: silent for 10 s. {waited} {last}"
+    assert told == f"{waited} {last}"
 
     assert samples_sentence(record()) == "What the policy wrote, and what it was rewarded with."
     assert samples_sentence(record(metrics=lines)) == (
@@ -259,5 +272,16 @@ def test_timeline_and_samples_begin_with_what_is_seen_and_whether_all_is_well() 
         "taught nothing, as all rewards of their group were equal, which is usual where prompts are too easy or too "
         "hard."
     )
+
+
+def test_the_result_of_a_run_without_held_out_prompts_is_its_reward() -> None:
+    lines = [line | {"reward": line["step"] / 20} for line in STEPS]
+    told = "Running at step 20 of 100, about 13 min 20 s left; mean reward rose from 0.225 to 0.725 (last 10 steps)."
+    assert sentence(record(metrics=lines), {}).startswith(told)
+
+
+def test_an_alarm_is_noted_on_a_run_that_goes_on_and_on_one_that_finished(summary: MakeSummary) -> None:
     cut = {"event": "completions.cut", "step": 3, "truncated": 0.95, "advice": ""}
-    assert "95 % of the completions had been cut" in samples_sentence(record(metrics=lines, events=[cut]))
+    told = "Take note. At step 3 95 % of the completions had been cut at their limit for three steps: see Events."
+    assert told in sentence(record(metrics=STEPS, events=[cut]), {})
+    assert sentence(record(metrics=STEPS, events=[cut], summary=summary()), {}).endswith(told)

@@ -85,6 +85,18 @@ def test_a_node_has_no_time_before_it_joined() -> None:
     assert (node["joined_s"], node["shares"]) == (6.0, {"sampling": [0.5]})
 
 
+def test_a_node_has_no_time_after_it_was_heard_for_the_last_time() -> None:
+    bands = TimeBands()
+    bands.add(TimesLine(0, 10.0, 10.0, {"rollout-0": NodeTimes("rollout", {"sampling": 2.0})}))
+    quiet = {"event": "node.quiet", "node": "rollout-0", "time_s": 6.0, "seconds": 2.0}
+    lost = {"event": "node.lost", "node": "rollout-0", "time_s": 14.0}
+    (node,) = asked(bands, "", [quiet, lost])["nodes"]
+    assert (node["heard_s"], node["shares"]) == (4.0, {"sampling": [0.5]})
+    back = {"event": "node.joined", "node": "rollout-0", "time_s": 15.0}
+    for events in ([], [quiet, lost, back], [quiet, {"event": "node.heard", "node": "rollout-0", "time_s": 7.0}]):
+        assert asked(bands, "", events)["nodes"][0]["heard_s"] is None
+
+
 def test_too_many_marks_leave_the_rare_ones(bands: TimeBands) -> None:
     many = [LIVE | {"time_s": i / 100} for i in range(MAX_MARKS + 1)]
     found = asked(bands, "", [*many, {"event": "node.lost", "node": "a", "time_s": 3.0}])

@@ -11,7 +11,7 @@ from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import locked
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.run_record import read_run
-from asyncrl.tools.dashboard.overview import sentence
+from asyncrl.tools.dashboard.overview import state_line
 from asyncrl.tools.report.charts import COLOURS, DARK_COLOURS, plain
 from asyncrl.tools.report.report import SHOWN, write_report
 
@@ -86,13 +86,13 @@ def test_a_failed_run_shows_its_cause_and_the_events_before(
     assert "<th>run.finished</th><td>–</td><td>trouble</td><td>failed: rollout-0 exited</td>" in html
     assert "<title>asyncrl: tiny, failed</title>" in html
     assert '<h1><span>tiny</span> <span class="pill failed">✗ failed</span></h1>' in html
-    assert "Failed after step 10 of 10: rollout-0 exited." in html
+    assert "<span>It failed: rollout-0 exited.</span>" in html
 
 
 def test_a_running_run_and_an_empty_directory_give_a_page_too(make_run: MakeRun) -> None:
     directory = make_run()
     assert "… stopped" in (html := report(directory, ago_s=500.0))
-    assert "Stopped after step 10 of 10, 8 min 20 s ago. No broker serves it on this machine" in html
+    assert "<span>No broker serves it on this machine: `asyncrl resume` continues it.</span>" in html
     with locked(directory.lock, "held"):
         html = report(directory)
     assert "… running" in html
@@ -106,6 +106,17 @@ def test_a_running_run_and_an_empty_directory_give_a_page_too(make_run: MakeRun)
     assert "Not recorded: Reward, mean of the step;" in html
 
 
+def test_a_run_that_has_just_begun_names_no_missing_file_and_only_the_numbers_that_it_has(make_run: MakeRun) -> None:
+    directory = make_run()
+    with locked(directory.lock, "held"):
+        assert "<th>trained tokens / s</th>" in report(directory)
+        directory.metrics.unlink()
+        html = report(directory)
+    assert "Running before the first step" in html
+    assert "metrics.jsonl is missing" not in html
+    assert "<th>trained tokens / s</th>" not in html
+
+
 def test_an_unfinished_run_names_its_trouble_first_as_the_dashboard_does_and_when_that_was(make_run: MakeRun) -> None:
     directory = make_run()
     directory.append_event("node.lost", node="rollout-0", role="rollout", cause="silent for 10 s", time_s=21.0)
@@ -116,8 +127,9 @@ def test_an_unfinished_run_names_its_trouble_first_as_the_dashboard_does_and_whe
     assert html.index(trouble.format("waits")) < html.index("<svg")
     html = report(directory, ago_s=500.0)
     assert trouble.format("waited") in html
-    told = sentence(read_run(directory.path, wall_clock=lambda: changed_s + 500.0), {})
-    assert f'<span class="sentence">{plain(told)}</span>' in html
+    line = state_line(read_run(directory.path, wall_clock=lambda: changed_s + 500.0), {})
+    word = f'<b class="bad">{line.word}</b>'
+    assert f"<span>{plain(line.doing)}</span> {word} <span>{plain(line.because)}</span>" in html
     assert f"As of {datetime.fromtimestamp(changed_s + 500.0).astimezone():%Y-%m-%d %H:%M %Z}." in html
 
 
@@ -130,8 +142,13 @@ def test_several_runs_stand_side_by_side_with_their_differing_settings(make_run:
     assert "<tr><th>schedule.staleness</th><td>0.0</td><td>1.0</td></tr>" in html
     assert "differing settings" in html
     assert '<p class="quiet">sync: 3 notable events</p>' in html
-    told = '<span class="sentence">Running at step 10 of 10.</span>'
+    told = '<span class="sentence"><span>Running at step 10 of 10.</span>'
     assert f'<strong>sync</strong> <span class="pill running">… running</span> {told}' in html
+
+
+def test_runs_stand_in_the_order_of_the_setting_that_differs_as_on_the_dashboard(make_run: MakeRun) -> None:
+    html = report(make_run("loose", staleness=2.0), make_run("strict", staleness=0.5))
+    assert "<thead><tr><th></th><th>strict</th><th>loose</th></tr></thead>" in html
 
 
 def test_equal_configs_are_said_to_be_equal(make_run: MakeRun) -> None:

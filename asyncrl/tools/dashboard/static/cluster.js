@@ -18,15 +18,17 @@ export function cluster(context) {
   const count = h("span", {class: "muted"});
   const use = (name, label, title, kind = "wide-only") => ({name, label, title, class: `number use ${kind}`, sort: (node) => node.use[name], cell: (node) =>
     h("span", {class: !["cores", "device"].includes(name) && node.use[name] > 0.9 ? "bad" : "", title}, node.use[name] == null ? UNKNOWN : percent(node.use[name], 0))});
+  const isUse = (column) => column.class.split(" ").includes("use");
   const columns = [
     {name: "name", label: "node", class: "name", sort: (node) => node.name, cell: (node) => h("span", {title: node.name}, node.name)},
     {name: "role", label: "role", class: "role wide-only", sort: (node) => node.role, cell: (node) => node.role},
     {name: "state", label: "state", class: "state", sort: (node) => node.state, cell: (node) => h("span", {class: `pill ${node.state}`, title: node.cause}, node.state)},
     {name: "since", label: "since", class: "number since wide-only", sort: (node) => node.since_s, cell: (node) => (node.since_s == null ? UNKNOWN : `at ${seconds(node.since_s)}`)},
-    {name: "version", label: "version", class: "number wide-only", sort: (node) => node.version, cell: (node) => node.version ?? UNKNOWN},
-    use("cores", "CPU", "busy cores of its machine", ""), use("memory", "memory", "memory of its machine in use", ""),
+    {name: "version", label: "last sample", class: "number version wide-only", sort: (node) => node.version, cell: (node) =>
+      h("span", {title: "the newest policy version in a sample that it wrote; newer weights are live until it has sampled with them"}, node.version == null ? UNKNOWN : `of v${node.version}`)},
+    use("cores", "machine CPU", "busy cores of its whole machine, whoever uses them", ""), use("memory", "machine memory", "memory of its whole machine in use, by whomever", ""),
     use("device", "device", "share of time in which its device computes"), use("device memory", "dev. mem", "memory of its device in use"),
-    use("disk", "disk", "disk of its working folder in use"),
+    use("disk", "machine disk", "disk with its working folder in use, by whomever"),
     {name: "shares", label: "time, last steps", class: "bar wide-only", sort: waiting, cell: (node) => (Object.keys(node.shares).length ? shareBar(node.shares, kinds) : UNKNOWN)},
     {name: "losses", label: "times lost", class: "number losses", sort: (node) => node.losses, cell: (node) => h("span", {class: node.losses ? "bad" : "muted", title: `joined ${plural(node.joined, "time")}`}, node.losses)},
     {name: "cause", label: "cause", class: "text wide-only", sort: (node) => node.cause, cell: (node) => h("span", {title: node.cause}, node.cause)},
@@ -45,15 +47,13 @@ export function cluster(context) {
     table.set(shown);
   }
 
-  function describe({has_times: hasTimes, sentence, then}) {
+  function describe({has_times: hasTimes, sentence}) {
     put(summary, sentence);
     const gone = nodes.filter((node) => GONE.includes(node.state));
-    put(ends, then ? h("p", {class: "problem"}, then) : null,
-      gone.slice(0, NAMED).map((node) => h("p", {class: "end"}, h("b", {class: "bad"}, `${node.name} ${node.state}`), ` at ${seconds(node.since_s)}${node.cause ? `: ${node.cause}` : ""}`)),
+    put(ends, gone.slice(0, NAMED).map((node) => h("p", {class: "end"}, h("b", {class: "bad"}, `${node.name} ${node.state}`), ` at ${seconds(node.since_s)}${node.cause ? `: ${node.cause}` : ""}`)),
       gone.length > NAMED ? h("p", {class: "muted"}, `and ${gone.length - NAMED} more`) : null);
     put(legend, hasTimes ? kindLegend() : h("p", {class: "muted"}, "What nodes do with their time is in times.jsonl, which begins with the first step."));
-    element.classList.toggle("stale", Boolean(then));
-    table.columns = columns.filter((column) => !column.name.startsWith("device") || nodes.some((node) => node.use[column.name] != null));
+    table.columns = columns.filter((column) => !isUse(column) || nodes.some((node) => node.use[column.name] != null));
     table.drawHead();
   }
 

@@ -26,6 +26,11 @@ export function put(element, ...children) {
   return element;
 }
 
+/** Text in which what stands between backticks is code. */
+export function marked(text) {
+  return text.split(/`+/).map((part, place) => (place % 2 ? h("code", {}, part) : part));
+}
+
 /** A function that runs `action` once, `wait` milliseconds after its last call. */
 export function debounced(action, wait) {
   let timer = 0;

@@ -10,7 +10,7 @@ const LEFT = 46, RIGHT = 10, TOP = 8, BOTTOM = 20;
 export class View {
   constructor() {
     this.range = null; // [low, high]; null shows everything
-    this.smoothing = 0; // weight of the past, 0 to 0.99
+    this.smoothing = 1; // steps of which each point is the mean
     this.isLog = false;
     this.xLabel = "step";
     this.marks = []; // [{x, colour}]: moments that every chart shows as a thin line
@@ -34,7 +34,7 @@ export class View {
 }
 
 export class LineChart {
-  /** `options`: title, isPercent, isLog (whatever the view says), fromZero, span (of each point), hasNumber (the end of the first line, above the chart). */
+  /** `options`: title, isPercent, isLog (whatever the view says), fromZero, span (of a point, or of the number), isRecent (it is a mean of steps already), hasNumber (the end of the first line, above the chart). */
   constructor(view, options) {
     this.view = view;
     this.options = options;
@@ -44,9 +44,11 @@ export class LineChart {
     this.selection = h("div", {class: "selection", hidden: true});
     this.value = h("span", {class: "now"});
     this.legend = h("div", {class: "legend"});
+    this.span = h("span", {class: "span"});
     this.tip = h("div", {class: "tip", hidden: true});
     this.element = h("figure", {class: "chart"},
-      h("figcaption", {}, h("span", {class: "title"}, options.title), this.value), this.legend,
+      h("figcaption", {}, h("span", {class: "title"}, options.title), options.hasNumber ? this.value : this.span),
+      h("div", {class: "under"}, this.legend, options.hasNumber ? this.span : null),
       h("div", {class: "plot"}, this.canvas, this.line, this.selection, this.tip));
     this.listen();
     this.size = new ResizeObserver(() => this.draw());
@@ -65,7 +67,7 @@ export class LineChart {
     this.all = all.filter((one) => one.xs.length);
     const labelled = this.series.filter((one) => one.label);
     put(this.legend, labelled.map((one) => h("span", {}, h("i", {style: {borderColor: one.colour}}), one.label)));
-    this.legend.hidden = labelled.length < 2;
+    this.legend.hidden = labelled.length < 2; // the span stays
     this.draw();
   }
 
@@ -81,7 +83,7 @@ export class LineChart {
     pen.clearRect(0, 0, width, height);
     pen.font = `11px ${getComputedStyle(document.body).fontFamily}`;
     this.isLog = this.options.isLog || view.isLog;
-    const smooth = (one) => ({...one, smooth: smoothed(one.ys, one.hasDots ? 0 : view.smoothing)});
+    const smooth = (one) => ({...one, smooth: this.options.isRecent || one.hasDots ? one.ys : trailingMean(one.ys, view.smoothing)});
     this.drawn = this.series.map(smooth);
     this.ranged = this.all === this.series ? this.drawn : this.all.map(smooth);
     const x = this.xAxis(width), y = this.yAxis(height, x);
@@ -148,7 +150,7 @@ export class LineChart {
     pen.lineWidth = 1;
     pen.textBaseline = "middle";
     pen.textAlign = "right";
-    const marks = this.isLog ? logTicks(y.low, y.high) : ticks(y.low, y.high, Math.max(2, height / 38));
+    const marks = this.isLog ? logTicks(y.low, y.high) : ticks(y.low, y.high, Math.max(2, height / 26));
     for (const value of marks) {
       const place = Math.round(y.of(value)) + 0.5;
       if (place > height - BOTTOM + 1) continue;
@@ -158,7 +160,7 @@ export class LineChart {
       pen.lineTo(width - RIGHT, place);
       pen.stroke();
       pen.fillStyle = colour("muted");
-      pen.fillText(this.text(value), LEFT - 5, place);
+      pen.fillText(this.tickText(value, marks), LEFT - 5, place);
     }
     pen.textBaseline = "top";
     const places = ticks(x.low, x.high, Math.max(2, width / 80));
@@ -236,13 +238,21 @@ export class LineChart {
   describe() {
     const last = this.drawn.map((one) => lastOf(one.smooth)).filter((value) => value != null);
     const isSmooth = this.drawn.some((one) => one.smooth !== one.ys);
-    put(this.value, !last.length ? "no data" : !this.options.hasNumber ? "" : [h("span", {class: "span"}, isSmooth ? "smoothed " : `${this.options.span || "last step"} `), this.text(last[0])]);
+    put(this.value, last.length ? this.text(last[0]) : "");
+    put(this.span, !last.length ? "no data" : isSmooth ? `mean of ${this.options.hasNumber ? "last " : ""}${this.view.smoothing} steps` : this.options.span);
     this.canvas.setAttribute("aria-label",
       `${this.options.title}, last ${last.map((value) => this.text(value)).join(", ")}. Arrow keys read values, plus and minus zoom, Escape shows everything.`);
   }
 
   text(value) {
     return this.options.isPercent ? `${number(100 * value)} %` : number(value);
+  }
+
+  /** The label of one of the ticks of the y axis: all of them with as many decimals. */
+  tickText(value, marks) {
+    const scale = this.options.isPercent ? 100 : 1, step = marks.length > 1 ? scale * (marks[1] - marks[0]) : 0;
+    if (this.isLog || !value || step < 1e-5 || step >= 1000) return this.text(value);
+    return `${(scale * value).toFixed(Math.max(0, -Math.floor(Math.log10(step) + 1e-9)))}${this.options.isPercent ? " %" : ""}`;
   }
 
   // ── pointer and keys ──
@@ -323,15 +333,15 @@ export class LineChart {
   }
 }
 
-/** Exponential moving average without the bias of its start; gaps stay gaps. */
-export function smoothed(ys, weight) {
-  if (!weight) return ys;
-  let sum = 0, total = 0;
-  return ys.map((value) => {
+/** The mean of the last `steps` values up to each; gaps stay gaps. */
+export function trailingMean(ys, steps) {
+  if (steps < 2) return ys;
+  const last = [];
+  return ys.map((value, i) => {
     if (value == null) return null;
-    sum = weight * sum + (1 - weight) * value;
-    total = weight * total + (1 - weight);
-    return sum / total;
+    last.push([i, value]);
+    while (last[0][0] <= i - steps) last.shift();
+    return last.reduce((sum, [, one]) => sum + one, 0) / last.length;
   });
 }
 

@@ -1,13 +1,13 @@
-// The frame: which page is shown, of which run, and what happens when a run changes.
+// The frame: which page is shown, of which run, the state of that run, and what happens when a run changes.
 //
 //     #/samples?run=0&reward_min=1        the address of a page says all that it shows
 
 import {follow, get} from "./api.js";
 import {runColour, onScheme} from "./colours.js";
 import {cluster} from "./cluster.js";
-import {h, put} from "./dom.js";
+import {h, marked, put} from "./dom.js";
 import {events} from "./events.js";
-import {overview, statePills} from "./overview.js";
+import {overview, progressBar, statePills} from "./overview.js";
 import {samples} from "./samples.js";
 import {settings} from "./settings.js";
 import {timeline} from "./timeline.js";
@@ -17,12 +17,14 @@ const PAGES = {
   events: ["Events", events], config: ["Config", settings],
 };
 const PAUSE_MS = 2000; // between two updates
+const STATE_MS = 5000; // between two looks at the state of a run of which nothing new is recorded
 const OF_ALL_RUNS = ["overview", "config"]; // pages that show every run at once
 
 const top_ = document.getElementById("top"), main = document.getElementById("page");
 const problem = h("p", {class: "problem", role: "alert", hidden: true});
 const connection = h("span", {class: "pill lost", title: "the dashboard's process does not answer", hidden: true}, "not connected");
-const state = h("span", {class: "states"});
+const pills = h("span", {class: "states"});
+const state = h("p", {class: "sentence lead state-line", hidden: true});
 let runs = [], page = null, shown = "", isUpdating = false;
 const waiting = new Set(); // numbers of runs that changed
 
@@ -69,21 +71,38 @@ function show() {
   put(top_, h("a", {class: "brand", href: "#/overview"}, "asyncrl"), h("nav", {"aria-label": "pages"}, Object.entries(PAGES).map(([key, [title]]) =>
     h("a", {href: link(key, run), "aria-current": key === name ? "page" : null}, title))),
     isOne ? h("span", {class: "muted"}, `one of ${runs.length} runs:`) : null,
-    runs.length > 1 ? h("select", {"aria-label": "run", hidden: !isOne && name !== "overview", onchange: (event) => { location.hash = link(name, Number(event.target.value)); }},
-      runs.map((one, i) => h("option", {value: String(i), selected: i === run}, `${isOne ? "" : "samples of "}${one.name}`))) : h("span", {class: "run-name"}, runs[0].name), state, connection);
+    isOne ? h("select", {"aria-label": "run", onchange: (event) => { location.hash = link(name, Number(event.target.value)); }},
+      runs.map((one, i) => h("option", {value: String(i), selected: i === run}, one.name))) : null,
+    h("span", {class: "run-name"}, runs.length > 1 ? (isOne ? null : `${runs.length} runs`) : runs[0].name), pills, connection);
   describe();
   if (isOne) top_.style.setProperty("--run", runColour(run));
-  put(main, problem, page.element);
+  put(main, problem, put(state), page.element);
   top_.querySelector("[aria-current]")?.scrollIntoView({block: "nearest", inline: "nearest"});
   const own = page;
-  attempt(() => own.start());
+  attempt(() => Promise.all([own.start(), drawState()]));
+}
+
+/** True on a page of one run. */
+function isOfOne({name}) {
+  return runs.length === 1 || !OF_ALL_RUNS.includes(name);
 }
 
 /** The state of the run that is shown, on every page but those of several runs. */
 function describe() {
+  const now = place();
+  pills.hidden = state.hidden = !isOfOne(now);
+  main.classList.toggle("stale", isOfOne(now) && runs[now.run]?.status === "stopped");
+  put(pills, runs[now.run] ? statePills(runs[now.run], link("cluster", now.run)) : null);
+}
+
+/** What the run does, and whether that is well: the same line on each of its pages. */
+async function drawState() {
   const {name, run} = place();
-  state.hidden = runs.length > 1 && OF_ALL_RUNS.includes(name);
-  put(state, runs[run] ? statePills(runs[run], link("cluster", run)) : null);
+  if (!isOfOne({name})) return;
+  const found = await get(`runs/${run}/state`);
+  if (run !== place().run) return;
+  put(state, progressBar(found), h("span", {}, marked(found.doing)), h("span", {class: "verdict"}, h("b", {class: found.verdict}, found.word), " ", marked(found.because)));
+  if (found.is_partial) setTimeout(() => attempt(drawState), 100);
 }
 
 function changed(found) {
@@ -103,7 +122,7 @@ async function updateSoon() {
   while (waiting.size) {
     const which = [...waiting], own = page;
     waiting.clear();
-    await attempt(() => own.update(which));
+    await attempt(() => Promise.all([own.update(which), which.includes(place().run) ? drawState() : null]));
     await new Promise((done) => setTimeout(done, PAUSE_MS));
   }
   isUpdating = false;
@@ -112,6 +131,7 @@ async function updateSoon() {
 window.addEventListener("hashchange", () => location.hash !== shown && show());
 window.addEventListener("popstate", () => location.hash !== shown && show());
 onScheme(() => page?.redraw());
+setInterval(() => page && !runs.every((run) => run.is_over) && attempt(drawState), STATE_MS);
 
 put(main, problem);
 await attempt(async () => changed((await get("runs")).runs));

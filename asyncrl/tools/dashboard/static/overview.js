@@ -1,4 +1,4 @@
-// How a run goes: state, headline numbers, who waits for whom, curves over steps or time, and the newest samples.
+// How a run goes: headline numbers, who waits for whom, curves over steps or time, and the newest samples.
 
 import {get} from "./api.js";
 import {colour, runColour} from "./colours.js";
@@ -12,13 +12,13 @@ import {kindLegend, shareBar} from "./shares.js";
 // Curves in order of interest. `keys`: legend entry to metric. Those without any data are left out.
 const CURVES = [
   {title: "Reward", keys: {"": "reward"}},
-  {title: "Held-out accuracy", isEvaluation: true, isPercent: true, span: "last evaluation"},
-  {title: "Completion length, tokens", keys: {mean: "length_mean", longest: "length_max"}, fromZero: true},
+  {title: "Held-out accuracy", isEvaluation: true, isPercent: true},
+  {title: "Length, tokens", keys: {mean: "length_mean", longest: "length_max"}, fromZero: true},
   {title: "KL to the sampler, nats", keys: {"": "kl"}},
   {title: "Entropy, nats", keys: {"": "entropy"}},
   {title: "Staleness, versions", keys: {mean: "staleness_mean", max: "staleness_max"}, fromZero: true},
   {title: "Trained tokens / s", keys: {"": "tokens_per_s"}, fromZero: true, isRecent: true},
-  {title: "Time spent waiting", keys: {trainer: "wait_trainer", rollouts: "wait_rollout"}, isPercent: true, fromZero: true, isRecent: true},
+  {title: "Time waiting", keys: {trainer: "wait_trainer", rollouts: "wait_rollout"}, isPercent: true, fromZero: true, isRecent: true},
   {title: "Loss", keys: {"": "loss"}},
   {title: "Gradient norm", keys: {"": "grad_norm"}, fromZero: true},
   {title: "Log-prob gap, nats", keys: {mean: "logprob_gap_mean", max: "logprob_gap_max"}, isLog: true},
@@ -30,7 +30,7 @@ const CURVES = [
 ];
 const KNOWN = new Set(["step", ...CURVES.flatMap((curve) => Object.values(curve.keys || {}))]);
 const ACCURACY = "held-out accuracy"; // the result by which runs are compared: its tile
-const SMOOTHING = 0.6; // of several runs, whose raw curves hide each other
+const SMOOTHING = 10; // steps of a point of several runs, whose raw curves hide each other: the span of the table's numbers
 const SHOWN_SAMPLES = 3;
 const HISTOGRAM_MS = 10_000; // between two looks at the newest samples
 
@@ -39,9 +39,15 @@ export function statePills({status, num_lost: lost}, nodes) {
   return [h("span", {class: `pill ${status}`}, status), lost ? h("a", {class: "pill lost", href: nodes}, `${plural(lost, "node")} lost`) : null];
 }
 
+/** Steps done of those that are planned; null if nothing tells how many are. */
+export function progressBar({steps, planned}) {
+  const share = planned ? Math.min(1, steps / planned) : 0;
+  return planned ? h("progress", {max: "1", value: String(share), "aria-label": percent(share, 0)}) : null;
+}
+
 export function overview(context) {
   const view = new View(), many = context.runs.length > 1;
-  view.smoothing = many ? SMOOTHING : 0;
+  view.smoothing = many ? SMOOTHING : 1;
   const state = context.runs.map(() => ({columns: {}, rewrites: 0, overview: null}));
   const hidden = new Set();
   const head = h("section", {class: "head"});
@@ -54,11 +60,14 @@ export function overview(context) {
   const drawn = new Map();
   let comparison = null, xKey = "step", isApart = false, isClosed = false, countedAt = -Infinity;
 
-  const smoothing = h("input", {type: "range", min: "0", max: "0.98", step: "0.02", value: String(view.smoothing), "aria-label": "smoothing",
+  const smoothing = h("input", {type: "range", min: "1", max: "50", step: "1", value: String(view.smoothing), "aria-label": "steps of which each point is the mean",
     oninput: (event) => {
       view.smoothing = Number(event.target.value);
+      put(meanOf, meanText());
       view.redraw();
     }});
+  const meanText = () => (view.smoothing > 1 ? `mean of ${view.smoothing} steps` : "each step");
+  const meanOf = h("span", {class: "mean-of"}, meanText());
   const log = h("input", {type: "checkbox", onchange: (event) => {
     view.isLog = event.target.checked;
     view.redraw();
@@ -77,10 +86,10 @@ export function overview(context) {
     drawCurves();
   }}, h("option", {value: "together"}, "runs together"), h("option", {value: "apart"}, "a chart for each run")) : null;
   const marked = h("span", {class: "legend", hidden: true}, h("span", {}, h("i", {class: "restart"}), "the broker was started again"));
-  const tools = h("div", {class: "tools"}, axis, layout, h("label", {}, "smoothing ", smoothing), h("label", {class: "check"}, log, " log axis"),
+  const tools = h("div", {class: "tools"}, axis, layout, h("label", {}, "points: ", smoothing, " ", meanOf), h("label", {class: "check"}, log, " log axis"),
     reset, marked, h("span", {class: "muted hint"}, "drag over a chart to zoom, double-click for everything"));
-  const newest = h("h2", {}, "The newest samples");
-  const element = h("div", {class: "overview"}, head, many ? null : waits, tools, charts, many ? waits : null, newest, texts, histograms, others);
+  const newest = h("h2", {hidden: true}, "The newest samples"), begins = h("p", {hidden: true});
+  const element = h("div", {class: "overview"}, head, begins, many ? null : waits, tools, charts, many ? waits : [newest, texts, histograms], others);
 
   function legendOf(run) {
     return many ? h("button", {type: "button", class: "run", "aria-pressed": String(!hidden.has(run)), onclick: () => {
@@ -90,20 +99,12 @@ export function overview(context) {
     }}, h("i", {style: {background: runColour(run)}}), context.runs[run].name) : null;
   }
 
-  function bar({steps, planned}) {
-    const share = planned ? Math.min(1, steps / planned) : 0;
-    return planned ? h("progress", {max: "1", value: String(share), "aria-label": percent(share, 0)}) : null;
-  }
-
   function drawHead() {
     const found = state.map((one) => one.overview).filter(Boolean);
     if (!found.length) return;
     if (context.runs.length === 1) {
       const one = found[0];
-      element.classList.toggle("stale", Boolean(one.then));
-      put(head, h("p", {class: "sentence"}, bar(one), h("span", {}, one.sentence)),
-        one.notes.length ? h("p", {class: "muted notes"}, one.notes.join("; ")) : null,
-        one.then ? h("p", {class: "muted"}, one.then) : null,
+      put(head, one.notes.length ? h("p", {class: "muted notes"}, one.notes.join("; ")) : null,
         h("div", {class: "tiles"}, one.tiles.filter((tile) => one.steps || tile.value !== UNKNOWN).map((tile) =>
           h("div", {class: "tile"}, h("span", {class: "label"}, tile.label), h("b", {}, tile.value), h("span", {class: "muted"}, tile.note || " ")))));
       return;
@@ -111,17 +112,18 @@ export function overview(context) {
     if (!comparison) return;
     // What runs are compared by first: on a phone the rest is behind the edge.
     const labels = found[0].tiles.map((tile) => tile.label);
+    const isLong = found.every((one) => one.steps >= 2 * SMOOTHING); // else its reward is that of half of the steps
     const order = [ACCURACY, ...labels.filter((label) => label !== ACCURACY)].map((label) => labels.indexOf(label));
     const [first, ...rest] = order;
     const cell = (one, run, place) => h("td", {class: `number ${labels[place] === ACCURACY && comparison.best === run ? "best" : ""}`, title: one.overview.tiles[place].note}, one.overview.tiles[place].value);
-    put(head, h("p", {class: "sentence"}, comparison.sentence), h("div", {class: "scroll"}, h("table", {class: "compare"},
+    put(head, h("p", {class: "sentence lead"}, comparison.sentence), h("div", {class: "scroll"}, h("table", {class: "compare"},
       h("thead", {}, h("tr", {}, h("th", {}, "run"), h("th", {class: "number"}, ACCURACY), comparison.columns.map((key) => h("th", {class: "number"}, key)), rest.map((place) => h("th", {class: "number"}, labels[place])),
         comparison.is_alike ? null : [h("th", {}, "state"), h("th", {}, "steps")])),
-      h("tbody", {}, state.map((one, run) => one.overview && h("tr", {title: one.overview.sentence}, h("td", {}, legendOf(run)), cell(one, run, first),
+      h("tbody", {}, state.map((one, run) => one.overview && h("tr", {title: one.overview.state.doing}, h("td", {}, legendOf(run)), cell(one, run, first),
         comparison.columns.map((key) => h("td", {class: "number"}, comparison.settings[key][run])), rest.map((place) => cell(one, run, place)),
         comparison.is_alike ? null : [h("td", {}, statePills(one.overview, `#/cluster${run ? `?run=${run}` : ""}`)),
-          h("td", {}, h("span", {class: "progress"}, `${one.overview.steps}${one.overview.planned ? ` of ${one.overview.planned}` : ""}`, bar(one.overview)))]))))),
-      h("p", {class: "muted"}, `Reward, length and pace are of the ${found[0].recently}, staleness and log-prob gap of all`, h("span", {class: "wide-only"}, "; hover over a number for its span"), "."));
+          h("td", {}, h("span", {class: "progress"}, `${one.overview.steps}${one.overview.planned ? ` of ${one.overview.planned}` : ""}`, progressBar(one.overview)))]))))),
+      h("p", {class: "muted"}, `${isLong ? "Reward, length" : "Length"} and pace are means of the ${found[0].recently}, as the ends of the curves below; ${isLong ? "" : "reward is that of the last half of the steps, "}staleness and log-prob gap are of all steps.`));
   }
 
   /** Lines of a curve, of all runs or of `only` one. Of several runs only the first line of a curve is drawn. */
@@ -173,7 +175,8 @@ export function overview(context) {
       return;
     }
     if (!chart) {
-      const span = curve.span || (curve.isRecent ? state.find((one) => one.overview).overview.recently : "last step");
+      const point = curve.isEvaluation ? "evaluation" : "step";
+      const span = !curve.isRecent ? `${many ? "each" : "last"} ${point}` : many ? `mean of ${SMOOTHING} steps` : `mean of ${state[0].overview.recently}`;
       chart = new LineChart(view, {...curve, title, span, hasNumber: !many});
       drawn.set(title, chart);
       parent.append(chart.element);
@@ -226,28 +229,27 @@ export function overview(context) {
   }
 
   async function loadHistograms() {
-    const run = context.run;
-    const found = await get(`runs/${run}/histograms`);
+    const found = await get("runs/0/histograms");
     if (isClosed) return;
     const {from, to} = found.steps;
     put(histograms, histogram("Staleness, versions", found.staleness, true), histogram("Reward", found.reward, false),
       histogram("Length, tokens", found.length, true));
     const steps = from == null ? "" : from === to ? `, step ${from}` : `, steps ${from} to ${to}`;
-    put(newest, `The newest samples${many ? ` of ${context.runs[run].name}` : ""}${steps}`);
-    await loadTexts(run);
+    put(newest, `The newest samples${steps}`);
+    await loadTexts();
     if (found.files_waiting && !(to - from >= 49)) setTimeout(() => context.attempt(loadHistograms), 50);
   }
 
   /** A few samples of the newest step, each of another prompt. */
-  async function loadTexts(run) {
-    const {rows} = await get(`runs/${run}/samples`, {limit: 50, split: "train"});
+  async function loadTexts() {
+    const {rows} = await get("runs/0/samples", {limit: 50, split: "train"});
     const groups = new Map(rows.map((row) => [row.group_id, row]));
     const shown = [...groups.values()].slice(0, SHOWN_SAMPLES).filter((row) => row.file === rows[0].file);
     if (!shown.length || isClosed) return put(texts);
     const [{split, file}] = shown;
-    const {excerpts} = await get(`runs/${run}/excerpts`, {split, file, rows: shown.map((row) => row.row).join(",")});
+    const {excerpts} = await get("runs/0/excerpts", {split, file, rows: shown.map((row) => row.row).join(",")});
     if (isClosed) return null;
-    return put(texts, shown.map((row, i) => h("a", {class: "card sample", href: `#/samples?${new URLSearchParams({...(run ? {run} : {}), open: `${split}/${file}/${row.group_id}/${row.index}`})}`},
+    return put(texts, shown.map((row, i) => h("a", {class: "card sample", href: `#/samples?${new URLSearchParams({open: `${split}/${file}/${row.group_id}/${row.index}`})}`},
       h("header", {}, h("b", {}, "reward ", rewardElement(row.reward)), h("span", {class: "muted"}, `${row.num_tokens} tokens${row.finish_reason === "length" ? ", cut" : ""}`)),
       h("pre", {class: "muted"}, excerpts[i].prompt), h("pre", {}, excerpts[i].completion))));
   }
@@ -255,12 +257,16 @@ export function overview(context) {
   async function update(changed) {
     await Promise.all([...changed.map(load), many ? get("comparison").then((found) => { comparison = found; }) : null]);
     if (isClosed) return;
+    const hasSteps = state.some((one) => one.overview.steps);
+    for (const part of [waits, tools, charts, newest]) part.hidden = !hasSteps;
+    begins.hidden = hasSteps;
+    put(begins, many ? null : `${state[0].overview.begins} `, h("span", {class: "muted"}, "Curves, waits and samples begin with the first step."));
     drawHead();
     drawCurves();
     drawWaits();
     const partial = changed.filter((run) => state[run].overview.is_partial);
     if (partial.length) setTimeout(() => isClosed || context.attempt(() => update(partial)), 100);
-    if (changed.includes(context.run) && performance.now() - countedAt > HISTOGRAM_MS) {
+    if (!many && hasSteps && performance.now() - countedAt > HISTOGRAM_MS) {
       countedAt = performance.now();
       await loadHistograms();
     }

@@ -68,7 +68,7 @@ export function timeline(context) {
     roles.value = role;
     put(summary, found.sentence);
     put(count, found.num_nodes ? plural(found.num_nodes, "node") : "");
-    put(legend, kindLegend("not told; a height is a share of the node's time"), h("div", {class: "legend wide"}, Object.entries(SHOWN_MARKS).map(([kind, label]) =>
+    put(legend, found.num_nodes ? kindLegend("not told; a height is a share of the node's time") : null, h("div", {class: "legend wide"}, Object.entries(SHOWN_MARKS).map(([kind, label]) =>
       h("span", {}, h("i", {class: "mark", style: {background: colour(MARKS[kind][0])}}), label))));
     const reading = found.is_partial ? `Reading times.jsonl, ${percent(found.read, 0)}. ` : "";
     put(note, !found.num_nodes ? "What nodes do is in times.jsonl, which begins with the first step." : found.source === "metrics.jsonl"
@@ -131,8 +131,9 @@ export function timeline(context) {
     const inner = row - 4;
     for (let i = 0; i < found.starts.length; i++) {
       const begin = Math.max(found.starts[i], node.joined_s ?? -Infinity);
-      if (begin >= found.ends[i]) continue;
-      const from = of(begin), to = Math.max(of(found.ends[i]), from + 0.6);
+      const end = Math.min(found.ends[i], node.heard_s ?? Infinity);
+      if (begin >= end) continue;
+      const from = of(begin), to = Math.max(of(end), from + 0.6);
       let bottom = top + 2 + inner;
       for (const [kind, share] of byKind(column(node, i), found.kinds)) {
         const part = share * inner;
@@ -144,6 +145,8 @@ export function timeline(context) {
     for (const mark of found.marks.filter((one) => one.kind === "lost" && one.node === node.node)) {
       pen.fillStyle = colour(MARKS.lost[0]);
       pen.fillRect(Math.min(of(mark.time_s) - 1, width - 11), top, 3, row);
+      if (node.heard_s == null || of(mark.time_s) - of(node.heard_s) < 50) continue;
+      pen.fillText("silent", of(node.heard_s) + 8, top + row / 2);
     }
     pen.restore();
   }
