@@ -21,7 +21,7 @@ from asyncrl.records.evaluation_metrics import failed_note, graded_reward
 from asyncrl.records.events import weighed
 from asyncrl.records.formatting import UNKNOWN, counted
 from asyncrl.records.measures import RECENT, RECENTLY, Ends, Measures, number, recently
-from asyncrl.records.run_record import RunRecord
+from asyncrl.records.run_record import RunRecord, paused_by
 from asyncrl.records.states import INTERRUPTED, NEEDED, progress
 from asyncrl.records.times import WAITS, kind_of
 from asyncrl.tools.dashboard.cluster_view import NodeView, gone, nodes, role_order, settings, trouble_sentence
@@ -134,7 +134,9 @@ def _judged(record: RunRecord, waits: Mapping[str, Mapping[str, float]] | None) 
             return "bad", f"It failed: {record.cause or 'no cause was recorded'}."
         case "interrupted":
             why = "" if record.cause in ("", INTERRUPTED) else f": {record.cause}"
-            return "note", f"It ended early{why}; `asyncrl resume` continues it."
+            is_paused = bool(paused_by(record.events))
+            then = ", paused as it was: `asyncrl resume-sampling` then lets it go on" if is_paused else ""
+            return "note", f"It ended early{why}; `asyncrl resume` continues it{then}."
         case "finished":
             return ("note", told) if (told := _alarms(record)) else ("well", "It ended as planned.")
         case "stopped" if record.cause:

@@ -185,6 +185,10 @@ def test_each_end_is_told_with_its_cause(make_run: MakeRun, summary: MakeSummary
     directory.write_summary(summary(status="interrupted", cause="on_step raised ValueError: no figure (plot.py:3)"))
     told = "Take note. It ended early: on_step raised ValueError: no figure (plot.py:3); `asyncrl resume` continues it."
     assert sentence(read_run(directory.path), {}).endswith(told)
+    directory.append_event("sampling.paused", by="me")
+    directory.write_summary(summary(status="interrupted"))
+    told = "`asyncrl resume` continues it, paused as it was: `asyncrl resume-sampling` then lets it go on."
+    assert sentence(read_run(directory.path), {}).endswith(told)
     directory.write_summary(summary(goal="accuracy >= .7"))
     assert sentence(read_run(directory.path), {}).startswith(
         "Finished 10 of 10 steps (run.stop_when: accuracy >= .7) in "
