@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from asyncrl.records import formatting
+from asyncrl.records.measures import RECENT
 from asyncrl.records.run_record import RunRecord
 from asyncrl.records.states import progress
 from asyncrl.tools.dashboard.cluster_view import settings
@@ -15,6 +16,8 @@ NAMES = ("run.name", "run.dir")
 HELD_OUT = "data.held_out"
 NUM_NAMED = 3
 """Settings that are named, and have a column."""
+FASTER = 1.5
+"""Factor between the times of a step from which the fastest and the slowest run are named."""
 
 
 class RunComparison(Struct, frozen=True, kw_only=True):
@@ -38,7 +41,7 @@ def compare(records: Sequence[RunRecord]) -> RunComparison:
     of_steps = f"{len(records)} runs, all {steps.pop()}. " if len(steps) == 1 else ""
     accurate, best = _accuracy(records, HELD_OUT in different)
     return RunComparison(
-        sentence=f"{of_steps}{_differ(different)}{accurate}",
+        sentence=f"{of_steps}{_differ(different)}{accurate}{_pace(records)}",
         settings=different,
         columns=list(different)[:NUM_NAMED],
         best=best,
@@ -101,6 +104,31 @@ def _accuracy(records: Sequence[RunRecord], is_other_data: bool) -> tuple[str, i
         dict.fromkeys(formatting.share(choose(last[place].accuracy for place in equal)) for choose in (min, max))
     )
     if len(equal) == len(last):
-        return f" No clear difference in held-out accuracy ({span}): the 95 % intervals overlap.", None
+        told = f" No clear difference in held-out accuracy ({span}): the 95 % intervals overlap."
+        return told + _on_the_way(records), None
     names = ", ".join(records[place].name for place in equal)
     return f" The best held-out accuracies ({span}) are those of {names}, whose 95 % intervals overlap.", None
+
+
+def _on_the_way(records: Sequence[RunRecord]) -> str:
+    """A sentence on the first version at which runs that end alike were clearly apart; empty without one."""
+    found = [{one.policy_version: one for one in record.evaluations()} for record in records]
+    for version in sorted(set[int].intersection(*map(set, found))):
+        at = [evaluations[version] for evaluations in found]
+        low, high = (choose(range(len(at)), key=lambda place: at[place].accuracy) for choose in (min, max))
+        if interval(at[low].accuracy, at[low].num_prompts)[1] < interval(at[high].accuracy, at[high].num_prompts)[0]:
+            ends = " to ".join(
+                f"{formatting.share(at[place].accuracy)} ({records[place].name})" for place in (low, high)
+            )
+            return f" At version {version} they were apart: {ends}."
+    return ""
+
+
+def _pace(records: Sequence[RunRecord]) -> str:
+    """A sentence on the time of a step, if it differs much; empty otherwise."""
+    paces = {place: step_s for place, record in enumerate(records) if (step_s := record.measures(RECENT).step_s)}
+    if not paces or len(paces) < len(records) or max(paces.values()) < FASTER * min(paces.values()):
+        return ""
+    ends = (choose(paces, key=lambda place: paces[place]) for choose in (min, max))
+    told = " to ".join(f"{paces[place]:.3g} s ({records[place].name})" for place in ends)
+    return f" A step takes {told}."

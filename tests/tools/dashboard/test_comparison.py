@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from asyncrl.records.run_record import RunRecord
 from asyncrl.tools.dashboard.comparison import compare, in_order
 
@@ -33,6 +35,21 @@ def test_a_run_is_the_best_if_its_interval_lies_above_those_of_all_others() -> N
     told = "The best held-out accuracies (89.0 % to 90.0 %) are those of b, c, whose 95 % intervals overlap."
     assert (found.best, told in found.sentence) == (None, True)
     assert compare([run("a", 0.5, 4), run("b", 0.9, 4)]).best is None, "few prompts tell little"
+
+
+def test_runs_that_end_alike_are_told_apart_by_how_soon_they_learned_and_how_fast_they_are() -> None:
+    def going(name: str, accuracies: dict[int, float], step_s: float) -> RunRecord:
+        kind = "eval.finished"
+        events = [
+            {"event": kind, "policy_version": v, "accuracy": a, "num_prompts": 256} for v, a in accuracies.items()
+        ]
+        steps = [{"step": step, "step_s": step_s} for step in range(3)]
+        return replace(run(name, 0.0), events=events, metrics=steps)
+
+    slow, quick = going("slow", {0: 0.08, 10: 0.45, 40: 0.96}, 0.6), going("quick", {0: 0.08, 10: 0.97, 40: 0.95}, 0.2)
+    told = "At version 10 they were apart: 45.0 % (slow) to 97.0 % (quick). A step takes 0.2 s (quick) to 0.6 s (slow)."
+    assert compare([slow, quick]).sentence.endswith(f"the 95 % intervals overlap. {told}")
+    assert compare([slow, slow]).sentence.endswith("the 95 % intervals overlap.")
 
 
 def test_accuracies_on_other_prompts_are_not_compared() -> None:
