@@ -237,9 +237,17 @@ def _short_path(path: str) -> str:
 
 
 def timeline_sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> str:
-    """Tell who waited for whom, and up to when anything was recorded."""
+    """Tell when the steps were made, who waited for whom in them, and up to when anything was recorded."""
     waited = _bottleneck(record, waits) or ("Nobody waited for long." if record.metrics else "")
-    return f"{waited}{_recorded(record)}".strip()
+    return " ".join(filter(None, (_span(record), waited, _recorded(record))))
+
+
+def _span(record: RunRecord) -> str:
+    ends_s = [time_s for line in record.metrics if (time_s := number(line, "time_s")) is not None]
+    if not ends_s:
+        return ""
+    begun_s = max(ends_s[0] - (number(record.metrics[0], "step_s") or 0.0), 0.0)
+    return f"Steps were made from {formatting.duration(begun_s)} to {formatting.duration(ends_s[-1])}."
 
 
 def _recorded(record: RunRecord) -> str:
@@ -247,7 +255,7 @@ def _recorded(record: RunRecord) -> str:
     if record.is_over or record.silent_s is None or not times_s:
         return ""
     last, ago = formatting.duration(max(times_s)), formatting.duration(record.silent_s)
-    return f" The last record is of {last}, written {ago} ago."
+    return f"The last record is of {last}, written {ago} ago."
 
 
 def samples_sentence(record: RunRecord) -> str:

@@ -11,6 +11,7 @@ The report: one self-contained HTML file about one run, or about several runs si
     config      every value, hidden until clicked
 """
 
+import math
 import time
 from base64 import b64encode
 from collections import Counter
@@ -31,11 +32,13 @@ from asyncrl.records.evaluation_metrics import accuracy_by_source, failed_note, 
 from asyncrl.records.events import news, weighed
 from asyncrl.records.formatting import UNKNOWN
 from asyncrl.records.measures import Ends, finite
+from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunRecord, labels, read_run
 from asyncrl.records.samples import PicturedSample, SampledEpisode
 from asyncrl.tools.dashboard.cluster_view import MATTERS
 from asyncrl.tools.dashboard.comparison import compare, in_order
 from asyncrl.tools.dashboard.overview import state_line
+from asyncrl.tools.dashboard.time_bands import TimesFile
 from asyncrl.tools.report import charts
 from asyncrl.tools.report.charts import Point, Series, draw, line_chart, plain, run_label
 
@@ -177,6 +180,7 @@ p { margin: 6px 0; }
 .running { background: #e3ebf7; color: #1d4477; }
 .stopped, .paused, .interrupted { background: #f5e8cf; color: #5f4200; }
 .sentence { overflow-wrap: anywhere; }
+.judged { display: block; }
 .well { color: #1c7c43; }
 .note { color: #8a5a00; }
 .bad { color: #c0362c; }
@@ -228,6 +232,14 @@ summary { color: #6ba1ff; }
 def text(content: str, tag: str = "p", style: str = "") -> Markup:
     """A ``<tag>`` element with ``content``, escaped; ``style`` is its CSS class."""
     return row([Markup(plain(content))], tag, style)
+
+
+def marked(content: str, tag: str) -> Markup:
+    """A ``<tag>`` element with ``content``, escaped, of which what stands between backticks is code."""
+    parts = map(plain, content.split("`"))
+    return row(
+        [Markup("".join(f"<code>{part}</code>" if place % 2 else part for place, part in enumerate(parts)))], tag
+    )
 
 
 def row(parts: Iterable[Markup], tag: str = "p", style: str = "") -> Markup:
@@ -361,13 +373,17 @@ def write_report(runs: Sequence[Path], out: Path, *, wall_clock: Callable[[], fl
         raise ConfigError("a report needs at least one run directory")
     records = [read_run(path, wall_clock=wall_clock) for path in runs]
     named = [replace(record, name=name) for record, name in zip(records, labels(runs), strict=True)]
-    content = render([named[place] for place in in_order(named)], datetime.fromtimestamp(wall_clock()).astimezone())
+    times = TimesFile(RunDirectory(runs[0]).times)
+    if len(runs) == 1:  # Who waits is told of a single run alone.
+        times.advance(math.inf)
+    made_at = datetime.fromtimestamp(wall_clock()).astimezone()
+    content = render([named[place] for place in in_order(named)], times.bands.by_role(), made_at)
     with output(out) as unfinished:
         unfinished.write_text(content, encoding="utf-8")
         as_folder(unfinished)
 
 
-def render(records: Sequence[RunRecord], made_at: datetime) -> str:
+def render(records: Sequence[RunRecord], waits: Mapping[str, Mapping[str, float]], made_at: datetime) -> str:
     charts, empty = draw(records)
     alone = len(records) == 1
     title = ", ".join(record.name for record in records)
@@ -375,7 +391,7 @@ def render(records: Sequence[RunRecord], made_at: datetime) -> str:
     parts = [
         row([text(title, "span"), *([_pill(records[0])] if alone else [])], "h1"),
         *([] if alone else [row([text(compare(records).sentence, "span"), as_of])]),
-        *(_header(record, [as_of] if alone else [], alone=alone) for record in records),
+        *(_header(record, waits, [as_of] if alone else [], alone=alone) for record in records),
         row([Markup(chart) for chart in charts[:FIRST]], "div", "charts"),
         *_numbers(records),
         text("Further curves", "h2"),
@@ -389,13 +405,15 @@ def render(records: Sequence[RunRecord], made_at: datetime) -> str:
     return page(f"asyncrl: {title}{f', {records[0].status}' if alone else ''}", parts)
 
 
-def _header(record: RunRecord, as_of: Sequence[Markup], *, alone: bool) -> Markup:
+def _header(
+    record: RunRecord, waits: Mapping[str, Mapping[str, float]], as_of: Sequence[Markup], *, alone: bool
+) -> Markup:
     name = [] if alone else [text(record.name, "strong"), _pill(record)]
     is_new = record.status == "running" and not record.metrics  # its files are missing because it has just begun
     notes = [text(f"{'; '.join(record.notes)}.", "span", "quiet")] if record.notes and not is_new else []
-    line = state_line(record, {}, is_alone=alone)
-    told = [text(line.doing, "span"), text(line.word, "b", line.verdict), text(line.because, "span")]
-    return row([*name, row(told, "span", "sentence"), *notes, *as_of])
+    line = state_line(record, waits, is_alone=alone)
+    judged = row([text(line.word, "b", line.verdict), marked(line.because, "span")], "span", "judged" if alone else "")
+    return row([*name, row([text(line.doing, "span"), judged], "span", "sentence"), *notes, *as_of])
 
 
 def _pill(record: RunRecord) -> Markup:

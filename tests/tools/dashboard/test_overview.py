@@ -265,6 +265,7 @@ def test_timeline_and_samples_begin_with_what_is_seen_and_whether_all_is_well() 
     lines = [line | {"reward": line["step"] / 20, "truncated": 0.25, "zero_advantage_fraction": 0.5} for line in STEPS]
     joined = {"event": "node.joined", "node": "rollout-0", "role": "rollout"}
     waited = "Of the time of all 20 steps, the trainer waited 40 %; rollouts waited 35 %."
+    waited = f"Steps were made from 0.0 s to 3 min 10 s. {waited}"
     last = "The last record is of 3 min 10 s, written 3.0 s ago."
     told = timeline_sentence(record(metrics=lines, events=[joined]), {})
     assert told == f"{waited} {last}"

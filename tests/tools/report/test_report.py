@@ -11,6 +11,7 @@ from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import locked
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.run_record import read_run
+from asyncrl.records.times import NodeTimes, TimesLine
 from asyncrl.tools.dashboard.overview import state_line
 from asyncrl.tools.report.charts import COLOURS, DARK_COLOURS, plain
 from asyncrl.tools.report.report import SHOWN, write_report
@@ -48,6 +49,14 @@ def report(*runs: RunDirectory, ago_s: float = 1.0) -> str:
     changed_s = max((run.events.stat().st_mtime for run in runs if run.events.exists()), default=0.0)
     write_report([run.path for run in runs], out, wall_clock=lambda: changed_s + ago_s)
     return out.read_text(encoding="utf-8")
+
+
+def test_a_running_run_says_what_the_one_who_waits_is_waiting_for(make_run: MakeRun) -> None:
+    directory = make_run()
+    for step in range(10):
+        rollout = NodeTimes("rollout", {"waiting for the trainer": 0.5, "sampling": 0.5})
+        directory.append_times(TimesLine(step, 2.0 + step, 1.0, {"rollout-0": rollout}))
+    assert "rollouts waited 50 % of the time, mostly for the trainer." in report(directory)
 
 
 def test_a_finished_run_is_one_self_contained_page(make_run: MakeRun, summary: Callable[..., RunSummary]) -> None:
@@ -92,7 +101,7 @@ def test_a_failed_run_shows_its_cause_and_the_events_before(
 def test_a_running_run_and_an_empty_directory_give_a_page_too(make_run: MakeRun) -> None:
     directory = make_run()
     assert "… stopped" in (html := report(directory, ago_s=500.0))
-    assert "<span>No broker serves it on this machine: `asyncrl resume` continues it.</span>" in html
+    assert "<span>No broker serves it on this machine: <code>asyncrl resume</code> continues it.</span>" in html
     with locked(directory.lock, "held"):
         html = report(directory)
     assert "… running" in html
@@ -129,7 +138,8 @@ def test_an_unfinished_run_names_its_trouble_first_as_the_dashboard_does_and_whe
     assert trouble.format("waited") in html
     line = state_line(read_run(directory.path, wall_clock=lambda: changed_s + 500.0), {})
     word = f'<b class="bad">{line.word}</b>'
-    assert f"<span>{plain(line.doing)}</span> {word} <span>{plain(line.because)}</span>" in html
+    because = plain(line.because).replace("`asyncrl resume`", "<code>asyncrl resume</code>")
+    assert f'<span>{plain(line.doing)}</span> <span class="judged">{word} <span>{because}</span></span>' in html
     assert f"As of {datetime.fromtimestamp(changed_s + 500.0).astimezone():%Y-%m-%d %H:%M %Z}." in html
 
 

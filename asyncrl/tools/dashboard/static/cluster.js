@@ -13,7 +13,7 @@ export function cluster(context) {
   let nodes = [], kinds = {}, isClosed = false;
   const summary = h("p", {class: "sentence"});
   const ends = h("div", {});
-  const legend = h("div", {});
+  const legend = h("div", {class: "wide-only"});
   const search = h("input", {type: "search", placeholder: "node, role, state or cause", "aria-label": "filter nodes", oninput: () => draw()});
   const count = h("span", {class: "muted"});
   const use = (name, label, title, kind = "wide-only") => ({name, label, title, class: `number use ${kind}`, sort: (node) => node.use[name], cell: (node) =>
@@ -29,7 +29,7 @@ export function cluster(context) {
     use("cores", "machine CPU", "busy cores of its whole machine, whoever uses them", ""), use("memory", "machine memory", "memory of its whole machine in use, by whomever", ""),
     use("device", "device", "share of time in which its device computes"), use("device memory", "dev. mem", "memory of its device in use"),
     use("disk", "machine disk", "disk with its working folder in use, by whomever"),
-    {name: "shares", label: "time, last steps", class: "bar wide-only", sort: waiting, cell: (node) => (Object.keys(node.shares).length ? shareBar(node.shares, kinds) : UNKNOWN)},
+    {name: "shares", label: "time, last 20 steps", class: "bar wide-only", sort: waiting, cell: (node) => (Object.keys(node.shares).length ? shareBar(node.shares, kinds) : UNKNOWN)},
     {name: "losses", label: "times lost", class: "number losses", sort: (node) => node.losses, cell: (node) => h("span", {class: node.losses ? "bad" : "muted", title: `joined ${plural(node.joined, "time")}`}, node.losses)},
     {name: "cause", label: "cause", class: "text wide-only", sort: (node) => node.cause, cell: (node) => h("span", {title: node.cause}, node.cause)},
   ];

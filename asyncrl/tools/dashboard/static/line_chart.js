@@ -165,9 +165,10 @@ export class LineChart {
     pen.textBaseline = "top";
     const places = ticks(x.low, x.high, Math.max(2, width / 80));
     for (const value of places) {
-      pen.textAlign = "center";
-      if (x.of(value) > width - 24) pen.textAlign = "right";
-      pen.fillText(this.view.xLabel === "seconds" ? clock(value) : number(value, 4), Math.min(x.of(value), width - 4), height - BOTTOM + 6);
+      const label = this.view.xLabel === "seconds" ? clock(value) : number(value, 4);
+      const isCut = x.of(value) + pen.measureText(label).width / 2 > width;
+      pen.textAlign = isCut ? "right" : "center";
+      pen.fillText(label, isCut ? width : x.of(value), height - BOTTOM + 6);
     }
   }
 

@@ -67,7 +67,7 @@ export function timeline(context) {
     put(roles, h("option", {value: ""}, "every role"), found.roles.map((name) => h("option", {value: name}, name)));
     roles.value = role;
     put(summary, found.sentence);
-    put(count, found.num_nodes ? plural(found.num_nodes, "node") : "");
+    put(count, found.num_nodes ? `${plural(found.num_nodes, "node")}, spools apart` : "");
     put(legend, found.num_nodes ? kindLegend("not told; a height is a share of the node's time") : null, h("div", {class: "legend wide"}, Object.entries(SHOWN_MARKS).map(([kind, label]) =>
       h("span", {}, h("i", {class: "mark", style: {background: colour(MARKS[kind][0])}}), label))));
     const reading = found.is_partial ? `Reading times.jsonl, ${percent(found.read, 0)}. ` : "";
