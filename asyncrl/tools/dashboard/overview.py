@@ -425,7 +425,8 @@ def _in_the_way(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> 
     if not (told := _waiting(record, waits)):
         return "Nothing is in the way: nobody waits for long."
     role, share, causes = max(told, key=lambda one: one[1])
-    return f"Most in the way: {WAITING[role]} waited {formatting.share(share, 0)} of the time{causes}."
+    of_time = f"{formatting.share(share, 0)} of the time of {_all_steps(record)}"
+    return f"Most in the way: {WAITING[role]} waited {of_time}{causes}."
 
 
 def _waiting(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float, str]]:

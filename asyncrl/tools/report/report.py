@@ -35,7 +35,7 @@ from asyncrl.records.measures import Ends, finite
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunRecord, labels, read_run
 from asyncrl.records.samples import PicturedSample, SampledEpisode
-from asyncrl.tools.dashboard.cluster_view import MATTERS
+from asyncrl.tools.dashboard.cluster_view import MATTERS, gone
 from asyncrl.tools.dashboard.comparison import compare, in_order
 from asyncrl.tools.dashboard.overview import state_line
 from asyncrl.tools.dashboard.time_bands import TimesFile
@@ -389,7 +389,7 @@ def render(records: Sequence[RunRecord], waits: Mapping[str, Mapping[str, float]
     title = ", ".join(record.name for record in records)
     as_of = text(f"As of {made_at:%Y-%m-%d %H:%M %Z}.", "span", "quiet")
     parts = [
-        row([text(title, "span"), *([_pill(records[0])] if alone else [])], "h1"),
+        row([text(title, "span"), *(_pills(records[0]) if alone else [])], "h1"),
         *([] if alone else [row([text(compare(records).sentence, "span"), as_of])]),
         *(_header(record, waits, [as_of] if alone else [], alone=alone) for record in records),
         row([Markup(chart) for chart in charts[:FIRST]], "div", "charts"),
@@ -408,7 +408,7 @@ def render(records: Sequence[RunRecord], waits: Mapping[str, Mapping[str, float]
 def _header(
     record: RunRecord, waits: Mapping[str, Mapping[str, float]], as_of: Sequence[Markup], *, alone: bool
 ) -> Markup:
-    name = [] if alone else [text(record.name, "strong"), _pill(record)]
+    name = [] if alone else [text(record.name, "strong"), *_pills(record)]
     is_new = record.status == "running" and not record.metrics  # its files are missing because it has just begun
     notes = [text(f"{'; '.join(record.notes)}.", "span", "quiet")] if record.notes and not is_new else []
     line = state_line(record, waits, is_alone=alone)
@@ -416,8 +416,10 @@ def _header(
     return row([*name, row([text(line.doing, "span"), judged], "span", "sentence"), *notes, *as_of])
 
 
-def _pill(record: RunRecord) -> Markup:
-    return text(f"{SIGNS[record.status]} {record.status}", "span", f"pill {record.status}")
+def _pills(record: RunRecord) -> Iterator[Markup]:
+    yield text(f"{SIGNS[record.status]} {record.status}", "span", f"pill {record.status}")
+    if lost := 0 if record.is_over else len(gone(record.events)):
+        yield text(f"{formatting.counted(lost, 'node')} lost", "span", "pill failed")
 
 
 def _numbers(records: Sequence[RunRecord]) -> Iterator[Markup]:

@@ -41,7 +41,7 @@ STEPS = [
 def test_a_running_run_says_where_it_is_how_long_it_takes_and_who_waits() -> None:
     said = sentence(record(metrics=STEPS), {}, silent_s=3.0)
     left = "Running at step 20 of 100, about 13 min 20 s left."
-    assert said == f"{left} All is well. Most in the way: the trainer waited 40 % of the time."
+    assert said == f"{left} All is well. Most in the way: the trainer waited 40 % of the time of all 20 steps."
     busy = [line | {"wait_s": 0.5, "wait_rollout_s": 0.5} for line in STEPS]
     assert sentence(record(metrics=busy), {}).endswith("All is well. Nothing is in the way: nobody waits for long.")
     waits = {
@@ -52,7 +52,9 @@ def test_a_running_run_says_where_it_is_how_long_it_takes_and_who_waits() -> Non
     told = "rollouts waited 35 %, mostly for the trainer and newer weights."
     assert told in timeline_sentence(record(metrics=STEPS), waits)
     free = [line | {"wait_s": 0.5} for line in STEPS]
-    told = "Most in the way: rollouts waited 35 % of the time, mostly for the trainer and newer weights."
+    told = (
+        "Most in the way: rollouts waited 35 % of the time of all 20 steps, mostly for the trainer and newer weights."
+    )
     assert sentence(record(metrics=free), waits).endswith(told)
 
 

@@ -56,7 +56,7 @@ def test_a_running_run_says_what_the_one_who_waits_is_waiting_for(make_run: Make
     for step in range(10):
         rollout = NodeTimes("rollout", {"waiting for the trainer": 0.5, "sampling": 0.5})
         directory.append_times(TimesLine(step, 2.0 + step, 1.0, {"rollout-0": rollout}))
-    assert "rollouts waited 50 % of the time, mostly for the trainer." in report(directory)
+    assert "rollouts waited 50 % of the time of all 10 steps, mostly for the trainer." in report(directory)
 
 
 def test_a_finished_run_is_one_self_contained_page(make_run: MakeRun, summary: Callable[..., RunSummary]) -> None:
@@ -134,6 +134,7 @@ def test_an_unfinished_run_names_its_trouble_first_as_the_dashboard_does_and_whe
     trouble = "rollout-0 was lost at 21.0 s: silent for 10 s. It {}: no rollout is connected."
     html = report(directory)
     assert html.index(trouble.format("waits")) < html.index("<svg")
+    assert '<span class="pill failed">1 node lost</span>' in html
     html = report(directory, ago_s=500.0)
     assert trouble.format("waited") in html
     line = state_line(read_run(directory.path, wall_clock=lambda: changed_s + 500.0), {})
