@@ -9,6 +9,15 @@ const RANGES = ["step", "reward", "length", "staleness", "turns"];
 const PAGE = 50;
 const SORTS = {step: "step", reward: "reward", length: "length", staleness: "staleness", turns: "turns", group: "group"};
 
+const END = 16; // characters of a completion that no narrow column cuts: a reward reads them
+
+function withEnd(text) {
+  const at = text.length - END;
+  if (at <= 0) return text;
+  const [begin, end] = [text.slice(0, at).replace(/\s+$/, "\u00a0"), text.slice(at).replace(/^\s+/, "\u00a0")];
+  return h("div", {class: "with-end"}, h("span", {}, begin), h("span", {}, end));
+}
+
 export function samples(context) {
   let isClosed = false, offset = 0, request = null, asked = 0, isBuilding = false;
   const parameters = context.parameters;
@@ -125,7 +134,7 @@ export function samples(context) {
       h("td", {class: "wide-only"}, row.finish_reason === "length" ? h("span", {class: "bad"}, "cut") : row.finish_reason), h("td", {class: "muted wide-only"}, row.node), texts);
     element.fill = ({prompt, completion}) => {
       put(texts[0], prompt);
-      put(texts[1], completion);
+      put(texts[1], withEnd(completion.trimStart()));
     };
     return element;
   }
