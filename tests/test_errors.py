@@ -7,7 +7,7 @@ import pytest
 from asyncrl import errors
 from asyncrl.errors import AsyncrlError, ConfigError, EngineError, LinkError, VerifierError
 
-KINDS = [kind for kind in vars(errors).values() if inspect.isclass(kind)]
+KINDS = [kind for kind in vars(errors).values() if inspect.isclass(kind) and kind.__module__ == errors.__name__]
 
 
 def test_every_error_is_an_asyncrl_error() -> None:
