@@ -184,9 +184,9 @@ class BrokerActor:
         """End the run early. It can be resumed: first the trainer saves a checkpoint, and rollouts what they sample."""
         self.stop(cause or INTERRUPTED, is_interrupted=True)
 
-    def suspend(self) -> None:
+    def suspend(self, cause: str) -> None:
         """Stop serving, and leave the run as it is: a broker that serves it again continues it."""
-        self._ending.suspend()
+        self._ending.suspend(cause)
 
     def lost(self, peers: Sequence[str], cause: str) -> None:
         """The connections of these peers have ended for good."""

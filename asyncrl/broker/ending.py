@@ -43,6 +43,8 @@ class RunEnding:
         self._is_interrupted = False
         self.is_suspended = False
         """True once the broker was told to leave the run as it is."""
+        self._suspended_by = ""
+        """Reason for that."""
         self.cause = ""
         """Reason of the failure; empty if the run has not failed."""
 
@@ -70,9 +72,9 @@ class RunEnding:
         self._ended.set()
         return True
 
-    def suspend(self) -> None:
+    def suspend(self, cause: str) -> None:
         """Leave the run as it is, for a broker that continues it later."""
-        self.is_suspended = not self.has_come
+        self.is_suspended, self._suspended_by = not self.has_come, cause
         self._ended.set()
 
     def nodes_changed(self) -> None:
@@ -83,7 +85,7 @@ class RunEnding:
         """Announce the end, and wait until all nodes have left; or reset their links, if the run goes on later."""
         if self.is_suspended:
             await self._samples.wait(GOODBYE_S)
-            self._files.event("run.suspended")
+            self._files.event("run.suspended", cause=self._suspended_by)
             for node in self._nodes.all():
                 self._hub.forget(node.peer)
             return

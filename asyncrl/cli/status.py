@@ -54,8 +54,10 @@ class RunView(Struct, frozen=True):
 
     @property
     def is_unknown(self) -> bool:
-        """True if the run is not over, and its broker could not be asked."""
-        return self.files is not None and self.files.status in ("running", "paused", "stopped")
+        """True if the run is not over, or is to go on, and its broker could not be asked."""
+        files = self.files
+        states = ("running", "paused", "stopped", *(["interrupted", "failed"] if files and files.is_refused else []))
+        return files is not None and files.status in states
 
 
 async def run_state(where: str, key: Path | None = None) -> RunView:
@@ -127,7 +129,7 @@ def plain(value: Any) -> Any:
 def _no_broker(files: RunOverview, directory: RunDirectory, *, is_expected: bool) -> str:
     if is_supervised(directory):
         return "its broker does not run at this moment, but `asyncrl run` does, and starts or ends it"
-    if files.status in ("stopped", "finished") and files.cause:
+    if files.is_refused or (files.status in ("stopped", "finished") and files.cause):
         return files.cause
     if files.status == "stopped":
         if is_expected:

@@ -101,7 +101,10 @@ def kept_lines(run: RunOverview, where: str) -> list[str]:
         if run.accuracy is not None
         else ""
     )
-    lines = [f"{run.run} is over: {run.status} after {run.step} of {run.steps} steps{accuracy}"]
+    after = f"after {run.step} of {run.steps} steps{accuracy}"
+    lines = [f"{run.run} is over: {run.status} {after}"]
+    if run.status == "stopped":
+        lines = [f"{run.run} has no broker to tell: it stopped {after}, and goes on as soon as one serves it"]
     lines.append(f"checkpoint  {run.checkpoint or run.no_checkpoint}")
     if run.status != "finished":
         lines.append(f"resume      {how_to_resume(where)}")

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from msgspec import Struct
 
-from asyncrl.records.alarms import SENTENCES
+from asyncrl.records.alarms import NO_LEARNING, SENTENCES
 from asyncrl.records.formatting import UNKNOWN, duration, share
 from asyncrl.records.measures import finite
 
@@ -26,7 +26,7 @@ EventKind = Literal[
     "broker.refused", "broker.slept",
     "checkpoint.damaged", "checkpoint.written",
     "clip.high",
-    "completions.cut",
+    "completions.cut", "completions.whole",
     "config.advice",
     "data.prompts_shared", "data.rows_skipped",
     "episode.started_over",
@@ -51,7 +51,7 @@ EventKind = Literal[
     "samples.lost",
     "sampling.paused", "sampling.resumed",
     "setting.changed",
-    "signal.none",
+    "signal.back", "signal.none",
     "spool.away", "spool.back", "spool.cut", "spool.lost",
     "staleness.chosen", "staleness.unplanned",
     "step.failed", "step.repeated", "step.skipped",
@@ -102,6 +102,8 @@ ENDED_BY: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("transfer.failed", "transfer.aborted"), ("version.live",)),
     "upload.failed": ("version.uploaded",),
     "spool.away": ("spool.back",),
+    "signal.none": ("signal.back",),
+    "completions.cut": ("completions.whole",),
     "broker.refused": BEGINS,
     "run.waiting": ("node.joined", "version.live"),
     "run.suspended": ("run.resumed",),
@@ -110,8 +112,8 @@ ENDED_BY: Mapping[str, tuple[str, ...]] = {
 }
 """
 Events after which a trouble is over, of the same node or spool if it names one, or of the role that it waits for: the
-first of these that came, before the same trouble came again, says when. All of these are over, too, once the run
-finished.
+first of these that came, before the same trouble came again, says when. All of these but those of learning are over,
+too, once the run finished.
 """
 
 
@@ -153,7 +155,7 @@ def weighed(events: Sequence[Mapping[str, Any]]) -> list[WeighedEvent]:
         event = events[place]
         kind, whose = str(event.get("event")), _whose(event)
         end = _end(kind, whose, later)
-        is_over = end is not None or (has_finished and kind in ENDED_BY)
+        is_over = end is not None or (has_finished and kind in ENDED_BY and kind not in NO_LEARNING)
         weight: Weight = "routine" if kind in ROUTINE else "news"
         if is_trouble(event):
             weight = "over" if is_over else "trouble"
@@ -220,10 +222,12 @@ def _between_s(begin: Mapping[str, Any], end: Mapping[str, Any]) -> float | None
 NEWS = {
     "run.started": "the broker serves the run",
     "run.resumed": "the broker serves the run again (start {start})",
-    "run.suspended": "the broker was told to stop, and the run to go on later",
+    "run.suspended": "the broker left, for the run to go on later: {cause}",
     "run.interrupted": "the run was told to end",
     "trainer.resumed": "the trainer has loaded the weights after step {steps}: {path}",
     "setting.changed": "{key}: {before} → {value}, by {by}",
+    "signal.back": "rewards of a group differ again, as in the two steps before {step}",
+    "completions.whole": "completions end by themselves again, as in the two steps before {step}",
 }
 """Sentence of each kind of event that its fields alone do not explain; those of incidents are the broker's."""
 

@@ -61,8 +61,13 @@ class NodeStates:
 
     @property
     def absent(self) -> list[NodeRecord]:
-        """Nodes that did not leave on purpose, and whose place no other has taken; the longest away first."""
-        return [node for node in self._absent.values() if node.role not in ("", "supervisor")]
+        """
+        Nodes whose place no other has taken, the longest away first; those that left on purpose only while nobody
+        of their role is there.
+        """
+        present = {node.role for node in self.nodes.values() if node.state not in (*GONE, "left")}
+        known = [node for node in self._absent.values() if node.role not in ("", "supervisor")]
+        return [node for node in known if node.state != "left" or node.role not in present]
 
     def add(self, event: Mapping[str, Any]) -> None:
         kind, name = str(event.get("event")), event.get("node")
@@ -78,7 +83,7 @@ class NodeStates:
             self._place(node, is_joined=kind == "node.joined")
 
     def _place(self, node: NodeRecord, *, is_joined: bool) -> None:
-        if node.state in GONE:
+        if node.state in (*GONE, "left"):
             self._absent.setdefault(node.name, node)
         elif not self._absent.pop(node.name, None) and is_joined:
             replaced = next((other.name for other in self._absent.values() if other.role == node.role), "")

@@ -54,6 +54,7 @@ ENDS = ("run.started", "run.resumed", "run.finished")
 PAUSES = ("sampling.paused", "sampling.resumed")
 """Events of which the last tells whether an operator has paused the run."""
 REFUSED_EVENT: EventKind = "broker.refused"
+REFUSED = "the broker refused the run"
 """Event with the ``cause`` for which a broker did not serve the run: its run file is wrong, or a file is damaged."""
 
 SHARED_EVENT: EventKind = "data.prompts_shared"
@@ -198,11 +199,11 @@ def paused_by(events: Iterable[Event]) -> str:
 
 def cause_of(summary: RunSummary | None, events: Iterable[Event]) -> str:
     """Reason of a failure, or of the last broker's refusal to serve the run; empty without one."""
-    if summary and summary.cause:
-        return summary.cause
     last = _last(events, (*ENDS, REFUSED_EVENT))
     cause = str(last.get("cause") or "")
-    return f"the broker refused the run: {cause}" if last.get("event") == REFUSED_EVENT else cause
+    if last.get("event") == REFUSED_EVENT:
+        return f"{REFUSED}: {cause}"
+    return (summary.cause if summary else "") or cause
 
 
 def evaluations_of(events: Iterable[Event]) -> list[EvaluationEvent]:
@@ -286,6 +287,11 @@ class RunOverview(Struct, frozen=True, kw_only=True):
     """Metrics of the last step."""
     notes: list[str] = []
     """One sentence for each file that could not be read."""
+
+    @property
+    def is_refused(self) -> bool:
+        """True if the last broker refused to serve the run: an end that is recorded is not its last word."""
+        return self.cause.startswith(REFUSED)
 
 
 def overview(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunOverview:
@@ -545,11 +551,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
 
 
 def read_run(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunRecord:
-    """
-    Read a run directory, or what there is of one on the machine of its trainer.
-
-    Raises `ConfigError` if ``path`` is not a directory, or one of runs, or of nodes alone.
-    """
+    """Read a run directory, or what a trainer's machine has of one; raises `ConfigError` if ``path`` is neither."""
     if not path.is_dir():
         raise ConfigError(f"no such run: {path} is not a directory{did_you_mean(path, is_run)}")
     if find_runs(path) or (node_folder(path) and not RunDirectory(path).checkpoints.is_dir()):

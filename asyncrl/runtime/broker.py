@@ -51,6 +51,7 @@ from asyncrl.runtime.held_run import require_consistent_files
 from asyncrl.runtime.keys import BrokerKeys, cut_revoked, tell_spools
 from asyncrl.runtime.model_files import model_files, models_elsewhere
 from asyncrl.runtime.origin import settle
+from asyncrl.runtime.process import why_told
 from asyncrl.runtime.service_manager import service_manager
 from asyncrl.runtime.spool import keep_socket
 from asyncrl.spool.actor import SpoolActor
@@ -464,4 +465,4 @@ def _stop_on_error(task: "asyncio.Task[None]", broker: BrokerActor) -> None:
 async def _stop_when(stopping: asyncio.Event, broker: BrokerActor) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await stopping.wait()
-        broker.suspend()
+        broker.suspend(why_told(stopping))

@@ -92,7 +92,7 @@ def _lines(name: str, found: Explanation) -> Iterator[str]:
 
 
 def _pace(found: Measures) -> str:
-    parts = [f"all {counted(found.steps, 'step')} in {duration(found.seconds)}"]
+    parts = [f"{counted(found.steps, 'step')} in {duration(found.seconds)}"]
     if found.step_s is not None and found.tokens_per_s is not None:
         parts.append(f"{found.step_s:.3g} s a step, {count(found.tokens_per_s)} trained tokens / s")
     waits = (("trainer waits", found.wait_trainer), ("rollouts wait", found.wait_rollout))
@@ -106,12 +106,12 @@ def _forecast(found: Forecast | None) -> Iterator[str]:
     yield ""
     if not found.is_close:
         yield (
-            f"No prediction of changes: a step of this run takes {found.measured_s:.3g} s, and one of a plan fitted to "
-            f"it {found.fitted_s:.3g} s, more than {CLOSE:.0%} away: a plan knows nothing of slow disks or busy "
+            f"No prediction of changes: a step takes {found.measured_s:.3g} s without starts, and one of a plan fitted "
+            f"to it {found.fitted_s:.3g} s, more than {CLOSE:.0%} away: a plan knows nothing of slow disks or busy "
             f"cores."
         )
         return
-    steps = f"steps of {found.fitted_s:.3g} s, measured {found.measured_s:.3g} s after the first"
+    steps = f"steps of {found.fitted_s:.3g} s, measured {found.measured_s:.3g} s without starts"
     yield f"What a change would bring, by a plan fitted to this run ({steps}):"
     yield from (f"  {gain.speedup:.2f}x  {gain.change}" for gain in found.gains)
 

@@ -823,7 +823,7 @@ def test_a_broker_that_is_told_to_stop_does_not_wait_for_a_locked_ledger(
         with closing(sqlite3.connect(house.directory.ledger, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             await house.welcomed("rollout", "a")
-            house.broker.suspend()
+            house.broker.suspend("told to stop")
             await running
             house.ledger.close()
         return house

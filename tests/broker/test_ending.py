@@ -26,7 +26,9 @@ class Stage:
         self.hub = MemoryHub()
         self.nodes = NodeBook()
         self.events: list[str] = []
-        files: Any = SimpleNamespace(conclude=lambda cause, **_: cause, event=self.events.append)
+        files: Any = SimpleNamespace(
+            conclude=lambda cause, **_: cause, event=lambda kind, **_: self.events.append(kind)
+        )
         samples: Any = SimpleNamespace(wait=self._written)
         self.ending = RunEnding(self.nodes, self.hub, files, samples)
 
@@ -103,7 +105,7 @@ def test_an_interrupted_run_has_the_trainer_and_then_rollouts_store_what_they_ha
 def test_links_of_a_suspended_run_are_reset() -> None:
     async def scene(stage: Stage) -> None:
         trainer = stage.join("trainer", "trainer-0")
-        stage.ending.suspend()
+        stage.ending.suspend("told to stop")
         await stage.ending.say_goodbye()
         with pytest.raises(LinkReset):
             await trainer.receive()
@@ -116,7 +118,7 @@ def test_the_first_end_counts() -> None:
     async def scene(stage: Stage) -> None:
         assert stage.ending.stop("the disk is full")
         assert not stage.ending.stop("the run was interrupted", is_interrupted=True)
-        stage.ending.suspend()
+        stage.ending.suspend("told to stop")
         assert (stage.ending.cause, stage.ending.is_suspended) == ("the disk is full", False)
 
     play(scene)

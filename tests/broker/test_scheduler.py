@@ -520,7 +520,7 @@ def test_another_start_of_a_node_ends_the_one_before() -> None:
 @pytest.mark.parametrize(
     ("incarnation", "host", "cause"),
     [
-        ("2-b-8", "gpu1", "it was killed or restarted: the next process of its name joined, on gpu1 too"),
+        ("2-b-8", "gpu1", "it was killed or restarted: the next process of its name joined, on the same host, gpu1"),
         ("2-b-8", "gpu2", "another process joined under its name, on gpu2; it was on gpu1"),
         ("2-b-8", "", "another process joined under its name"),
         ("2-a-7", "gpu1", "it joined again"),

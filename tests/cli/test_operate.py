@@ -44,7 +44,9 @@ def test_the_runs_of_a_folder_are_listed(directory: RunDirectory, tmp_path: Path
 
 def test_a_run_that_is_over_is_shown_once_by_top_and_left_alone_by_stop(directory: RunDirectory) -> None:
     assert asyncrl("top", directory.path).stdout.startswith("tiny: stopped, step 0 of 4")
-    assert asyncrl("stop", directory.path).stdout.startswith("tiny is over: stopped after 0 of 4 steps")
+    assert asyncrl("stop", directory.path).stdout.startswith(
+        "tiny has no broker to tell: it stopped after 0 of 4 steps"
+    )
 
 
 def test_the_last_lines_of_a_log_are_printed_and_following_a_run_that_is_over_ends(directory: RunDirectory) -> None:

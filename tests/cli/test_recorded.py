@@ -170,7 +170,7 @@ def test_each_role_has_its_shares_and_the_last_lines_name_the_bottleneck(tmp_pat
 
     assert result.exit_code == 0
     assert result.output == (
-        "mine: all 2 steps in 2.0 s, 1 s a step, 500 trained tokens / s, trainer waits 10.0 %, rollouts wait 75.0 %\n"
+        "mine: 2 steps in 2.0 s, 1 s a step, 500 trained tokens / s, trainer waits 10.0 %, rollouts wait 75.0 %\n"
         "What each did in 1.0 s, without loading and the first step after it, pauses and the end of the run:\n"
         "\n"
         "trainer\n"
@@ -224,7 +224,7 @@ def test_changes_are_listed_with_what_they_would_bring() -> None:
         "mine", Why(Explanation("finished", "", 2, 1.0, {}, {}, None), Forecast(2.0, 1.95, is_close=True, gains=gains))
     ).splitlines()
     assert lines[-3:] == [
-        "What a change would bring, by a plan fitted to this run (steps of 1.95 s, measured 2 s after the first):",
+        "What a change would bring, by a plan fitted to this run (steps of 1.95 s, measured 2 s without starts):",
         "  1.34x  schedule.staleness = 2",
         "  1.00x  one more rollout",
     ]
@@ -249,7 +249,7 @@ def test_a_plan_that_does_not_describe_the_run_predicts_nothing() -> None:
         "mine", Why(Explanation("finished", "", 2, 1.0, {}, {}, None), Forecast(2.0, 3.0, is_close=False, gains=[]))
     )
     assert text.endswith(
-        "No prediction of changes: a step of this run takes 2 s, and one of a plan fitted to it 3 s, more than "
+        "No prediction of changes: a step takes 2 s without starts, and one of a plan fitted to it 3 s, more than "
         "15% away: a plan knows nothing of slow disks or busy cores."
     )
 

@@ -5,6 +5,7 @@ import io
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -160,6 +161,22 @@ def test_a_broker_that_refused_to_extend_a_finished_run_is_told_too(directory: R
     state = asyncio.run(run_state(str(directory.path)))
     assert (state.files and state.files.status, state.is_unknown) == ("finished", False)
     assert state.unasked == "the broker refused the run: run.steps is 3, but this run has 4 by now"
+
+
+def test_a_broker_that_refused_to_go_on_with_a_run_that_was_ended_early_is_told_in_place_of_that_end(
+    directory: RunDirectory,
+) -> None:
+    finish(directory)
+    ended = msgspec.json.decode(directory.summary.read_bytes(), type=RunSummary)
+    directory.write_summary(replace(ended, status="interrupted", cause="the run was interrupted"))
+    directory.append_event("run.finished", status="interrupted", cause="the run was interrupted")
+    directory.append_event("broker.refused", cause="run.steps is 3, but this run has 4 by now")
+    state = asyncio.run(run_state(str(directory.path)))
+    assert (state.files and state.files.status, state.is_unknown) == ("interrupted", True)
+    assert state.unasked == "the broker refused the run: run.steps is 3, but this run has 4 by now"
+    directory.append_event("run.resumed")
+    directory.append_event("run.finished", status="interrupted", cause="the run was interrupted")
+    assert not asyncio.run(run_state(str(directory.path))).is_unknown
 
 
 def test_a_broker_that_ended_a_moment_ago_is_awaited_unless_asyncrl_run_had_started_it(directory: RunDirectory) -> None:

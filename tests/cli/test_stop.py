@@ -153,7 +153,7 @@ def test_an_end_that_does_not_come_in_time_is_an_error() -> None:
 
 def test_a_run_that_is_over_stays_as_it_is(stop_directory: RunDirectory) -> None:
     lines = asyncio.run(stop(str(stop_directory.path), None, 1.0))
-    assert lines[0] == "tiny is over: stopped after 0 of 4 steps"
+    assert lines[0] == "tiny has no broker to tell: it stopped after 0 of 4 steps, and goes on as soon as one serves it"
     assert lines[2] == f"resume      asyncrl resume {stop_directory.path}"
 
 

@@ -82,3 +82,11 @@ def test_a_spool_is_away_until_it_is_back_itself() -> None:
     events = [event("spool.away", 1, spool="a"), event("spool.back", 2, spool="b"), event("spool.back", 3, spool="a")]
     assert weighed(events[:2])[0].weight == "trouble"
     assert weighed(events)[0].end == "over after 2.0 s"
+
+
+def test_an_alarm_about_learning_lasts_until_a_step_is_well_again_whatever_the_run_has_reached() -> None:
+    finished = event("run.finished", 9, status="finished")
+    (alarm, _) = weighed([event("signal.none", 2), finished])
+    assert (alarm.weight, alarm.ended) == ("trouble", False)
+    (alarm, *_) = weighed([event("signal.none", 2), event("signal.back", 6), finished])
+    assert (alarm.weight, alarm.end) == ("over", "over after 4.0 s")

@@ -38,6 +38,13 @@ def test_who_left_on_purpose_or_never_joined_or_only_watches_is_not_absent() -> 
     assert absent(*(event(kind, "operator-1", "supervisor") for kind in ("node.joined", "node.lost"))) == []
 
 
+def test_who_left_on_purpose_is_absent_while_nobody_of_its_role_is_there() -> None:
+    left = [event("node.left", "a", cause="an operator drained it"), event("node.left", "b")]
+    assert absent(*left) == ["a left", "b left"]
+    assert absent(*left, event("node.joined", "c")) == []
+    assert absent(left[0], event("node.lost", "b")) == ["a left", "b lost"]
+
+
 def test_after_a_restart_of_the_broker_who_has_not_joined_it_is_absent() -> None:
     restarted = event("run.resumed", time_s=30.0)
     assert absent(restarted) == ["a silent", "b silent"]

@@ -94,8 +94,8 @@ class WatchedBroker(BrokerActor):
             clock=self._process.clock,
         )
 
-    def suspend(self) -> None:
-        super().suspend()
+    def suspend(self, cause: str) -> None:
+        super().suspend(cause)
         self._world.invariants.parted()
 
     def _handle(self, peer: str, message: Message) -> None:

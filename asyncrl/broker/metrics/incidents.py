@@ -57,7 +57,7 @@ SENTENCES = {
     "upload.failed": "version {policy_version} could not be stored at the spool: {cause}",
     "eval.lost": "evaluation of v{policy_version} interrupted: {node} has it no more",
     "eval.left_out": "v{policy_version} was not evaluated: {cause}",
-    "spool.away": "{spool} went away with {trajectories} trajectories that the run waits for",
+    "spool.away": "{spool} went away with {trajectories} trajectories of open groups",
     "spool.lost": "{spool} was given up: {groups_restarted} groups are sampled again",
     "checkpoint.damaged": "checkpoint {path} is damaged: {cause}",
     "run.waiting": "{cause}",
@@ -223,6 +223,8 @@ FIRST_STEPS = 3
 """Steps in a row after which a run is told that it learns nothing, or counts as learning again."""
 MOSTLY_CUT = 0.9
 """Share of completions that end at their limit."""
+WELL_AGAIN: Mapping[EventKind, EventKind] = {"signal.none": "signal.back", "completions.cut": "completions.whole"}
+"""Events that end an alarm of the first steps."""
 LEARNS_FROM_CLIPPED = ("cispo", "gspo")
 """Losses that are not warned about: one learns from clipped tokens too, the other clips many by design."""
 Line = Mapping[str, float]
@@ -270,19 +272,21 @@ class StreakAlarm:
         self._metric = metric
         self._bound = bound
         self._is_raised = False
+        self.has_ended = False
+        """True if the last step ended what it had warned about."""
         self._num_steps = 0
         """Steps in a row that contradict ``_is_raised``."""
 
     def check(self, line: Line) -> dict[str, float]:
         """Fields of the event, given the metrics of a new step; empty if there is nothing to warn about."""
-        value = line.get(self._metric)
+        value, self.has_ended = line.get(self._metric), False
         if value is None or isnan(value):
             return {}
         is_beyond = value >= self._bound
         self._num_steps = self._num_steps + 1 if is_beyond != self._is_raised else 0
         if self._num_steps < FIRST_STEPS:
             return {}
-        self._is_raised, self._num_steps = is_beyond, 0
+        self._is_raised, self._num_steps, self.has_ended = is_beyond, 0, not is_beyond
         if not is_beyond:
             return {}
         return {"step": line["step"]} | {
@@ -312,6 +316,8 @@ class DriftAlarms:
             if fields := alarm.check(line):
                 told = early_advice(kind, fields, config) if kind in NO_LEARNING else advice(kind, config)
                 yield kind, {**fields, "advice": told}
+            elif isinstance(alarm, StreakAlarm) and alarm.has_ended:
+                yield WELL_AGAIN[kind], {"step": line["step"]}
 
 
 def early_advice(kind: str, fields: Mapping[str, float], config: Config) -> str:

@@ -70,7 +70,7 @@ class Node(Struct, eq=False, gc=False):
         if not (self.host and hello.host):
             return "another process joined under its name"
         if self.host == hello.host:
-            return f"it was killed or restarted: the next process of its name joined, on {hello.host} too"
+            return f"it was killed or restarted: the next process of its name joined, on the same host, {hello.host}"
         return f"another process joined under its name, on {hello.host}; it was on {self.host}"
 
     @property

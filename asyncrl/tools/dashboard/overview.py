@@ -21,6 +21,7 @@ from asyncrl.records.evaluation_metrics import failed_note, graded_reward
 from asyncrl.records.events import weighed
 from asyncrl.records.formatting import UNKNOWN, counted
 from asyncrl.records.measures import RECENT, RECENTLY, Ends, Measures, number, recently
+from asyncrl.records.node_states import GONE
 from asyncrl.records.run_record import RunRecord, paused_by
 from asyncrl.records.states import INTERRUPTED, NEEDED, progress
 from asyncrl.records.times import WAITS, kind_of
@@ -193,7 +194,7 @@ def awaited(record: RunRecord) -> str:
 
 def departed(record: RunRecord) -> str:
     """The roles that nobody has any more, such as ``every rollout has left``; empty without."""
-    left = [NEEDED[role] for role, own in _states(record).items() if own and set(own) == {"left"}]
+    left = [NEEDED[role] for role, own in _states(record).items() if "left" in own and {*own} <= {"left", *GONE}]
     return f"every {' and every '.join(left)} has left" if left and not record.is_over else ""
 
 

@@ -129,7 +129,7 @@ def headline(record: RunRecord) -> dict[str, str]:
         "log-prob gap, mean": _text(gap),
         "log-prob gap, max": _text(highest_gap),
         "nodes lost": str(kinds["node.lost"]),
-        "processes that died": str(kinds["node.exited"]),
+        "processes of asyncrl run that died": str(kinds["node.exited"]),
         "groups dropped": str(kinds["group.dropped"]),
     }
 

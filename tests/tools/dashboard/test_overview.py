@@ -123,6 +123,9 @@ def test_a_role_is_missing_until_a_node_of_it_joins_and_a_run_that_is_over_misse
     every = [joined | {"node": role, "role": role} for role in ("trainer", "rollout", "spool", "reward")]
     whole = record(events=every)
     assert page.events_sentence(whole) == "No trouble now."
+    gone = {"event": "node.left", "node": "reward", "role": "reward"}
+    before = [{"event": kind, "node": "reward-7", "role": "reward"} for kind in ("node.joined", "node.lost")]
+    assert "Every reward node has left." in sentence(record(events=[*before, *every, gone]), {})
     over = record(events=every, summary=summary())
     assert page.events_sentence(over) == "The run is over."
     assert timeline_sentence(over, {}) == ""

@@ -160,7 +160,7 @@ EXPECTED = {
     "log-prob gap, mean": "2e-06",
     "log-prob gap, max": "1e-05",
     "nodes lost": "0",
-    "processes that died": "0",
+    "processes of asyncrl run that died": "0",
     "groups dropped": "0",
 }
 
@@ -192,7 +192,11 @@ def test_failures_are_counted(make_run: MakeRun) -> None:
         directory.append_event("group.dropped", group_id=group_id, reason="too many failures")
     numbers = headline(read_run(directory.path))
 
-    assert (numbers["nodes lost"], numbers["processes that died"], numbers["groups dropped"]) == ("1", "1", "3")
+    assert (numbers["nodes lost"], numbers["processes of asyncrl run that died"], numbers["groups dropped"]) == (
+        "1",
+        "1",
+        "3",
+    )
 
 
 def test_a_run_that_did_nothing_has_the_same_labels(tmp_path: Path) -> None:
