@@ -238,8 +238,10 @@ def _short_path(path: str) -> str:
 
 
 def timeline_sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> str:
-    """Tell when the steps were made, who waited for whom in them, and up to when anything was recorded."""
+    """Tell when the steps were made, who waited for whom in them or that they ended, and when the last was recorded."""
     waited = _bottleneck(record, waits) or ("Nobody waited for long." if record.metrics else "")
+    if record.metrics and _waits_for(record):
+        waited = "Nothing has moved since."
     return " ".join(filter(None, (_span(record), waited, _recorded(record))))
 
 

@@ -274,6 +274,11 @@ def test_timeline_and_samples_begin_with_what_is_seen_and_whether_all_is_well() 
     last = "The last record is of 3 min 10 s, written 3.0 s ago."
     told = timeline_sentence(record(metrics=lines, events=[joined]), {})
     assert told == f"{waited} {last}"
+    still = {"event": "run.waiting", "cause": "no rollout is connected", "time_s": 260.0}
+    told = timeline_sentence(record(metrics=lines, events=[joined, still]), {})
+    assert told.startswith(
+        "Steps were made from 0.0 s to 3 min 10 s. Nothing has moved since. The last record is of 4 min"
+    )
 
     assert samples_sentence(record()) == "What the policy wrote, and what it was rewarded with."
     assert samples_sentence(record(metrics=lines)) == (
