@@ -199,7 +199,7 @@ def status(run: str, key: Path | None, as_json: bool) -> None:
 
 
 @click.command("ls")
-@click.argument("folder", metavar="[DIR]", type=PATH, default="runs", required=False)
+@click.argument("folder", metavar="[DIR]", type=RUN_PATH, default="runs", required=False)
 @json_option
 @report_errors
 def list_(folder: Path, as_json: bool) -> None:

@@ -89,6 +89,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("attach over", CONFIG, "was not started by asyncrl run"),
     ("logs over rollout-9", CONFIG, "over"),
     ("logs tcp://127.0.0.1:5570", USAGE, "is an address, but this command reads files"),
+    ("ls tcp://127.0.0.1:5570", USAGE, "is an address, but this command reads files"),
     ("stop nope", CONFIG, "nope"),
     ("set over trainer.lr=1", 69, "over"),
     ("pause over", 69, "over"),
