@@ -9,6 +9,7 @@ from asyncrl.records.measures import RECENT
 from asyncrl.records.run_record import RunRecord
 from asyncrl.records.states import progress
 from asyncrl.tools.dashboard.cluster_view import settings
+from asyncrl.tools.dashboard.overview import state_line
 from asyncrl.tools.report.charts import interval
 
 NAMES = ("run.name", "run.dir")
@@ -23,7 +24,12 @@ FASTER = 1.5
 class RunComparison(Struct, frozen=True, kw_only=True):
     """Several runs side by side; rows have a value for each run, in order."""
 
-    sentence: str
+    doing: str
+    """State of the runs, whether that is well, and what differs between them, in sentences."""
+    verdict: str
+    """Sentence on which is better; empty if nothing tells."""
+    because: str
+    """Sentences on what that rests on, and on what else differs."""
     settings: dict[str, list[str]]
     """Settings that differ."""
     columns: list[str]
@@ -31,21 +37,27 @@ class RunComparison(Struct, frozen=True, kw_only=True):
     best: int | None
     """Place of the one run whose held-out accuracy is better than that of every other; None if there is none."""
     is_alike: bool
-    """All runs have the same state and as many steps, which the sentence says."""
+    """All runs have the same state and as many steps, which is said."""
+
+    @property
+    def sentence(self) -> str:
+        return " ".join(filter(None, (self.doing, self.verdict, self.because)))
 
 
 def compare(records: Sequence[RunRecord]) -> RunComparison:
     """Compare runs. Only a run whose 95 % interval lies above those of all others is the best."""
     different = differing(records)
     steps = {progress(record.status, record.steps, record.planned).lower() for record in records}
-    of_steps = f"{len(records)} runs, all {steps.pop()}. " if len(steps) == 1 else ""
-    accurate, best = _accuracy(records, HELD_OUT in different)
+    done = f"{len(records)} runs{f', all {next(iter(steps))}' if len(steps) == 1 else ''}{_well(records)}."
+    verdict, because, best = _accuracy(records, HELD_OUT in different)
     return RunComparison(
-        sentence=f"{of_steps}{_differ(different)}{accurate}{_pace(records)}",
+        doing=f"{done} {_differ(different)}",
+        verdict=verdict,
+        because=f"{because}{_pace(records)}".strip(),
         settings=different,
         columns=list(different)[:NUM_NAMED],
         best=best,
-        is_alike=bool(of_steps),
+        is_alike=len(steps) == 1,
     )
 
 
@@ -65,6 +77,11 @@ def differing(records: Sequence[RunRecord]) -> dict[str, list[str]]:
     rows = {key: [values.get(key, formatting.UNKNOWN) for values in found] for key in keys}
     different = [key for key, values in rows.items() if len(set(values)) > 1]
     return {key: rows[key] for key in sorted(different, key=lambda key: key.endswith("seed"))}
+
+
+def _well(records: Sequence[RunRecord]) -> str:
+    ill = [record.name for record in records if state_line(record, {}, is_alone=False).verdict != "well"]
+    return f", not all well: look at {', '.join(ill)}" if ill else ", all well"
 
 
 def _differ(different: Mapping[str, Sequence[str]]) -> str:
@@ -87,27 +104,27 @@ def _range(key: str, values: Sequence[str]) -> str:
     return f" ({ordered[0]} to {ordered[-1]})"
 
 
-def _accuracy(records: Sequence[RunRecord], is_other_data: bool) -> tuple[str, int | None]:
-    """A sentence on the held-out accuracy of the last evaluations, and the place of the best run if there is one."""
+def _accuracy(records: Sequence[RunRecord], is_other_data: bool) -> tuple[str, str, int | None]:
+    """Verdict by the held-out accuracy of the last evaluations, its reason, and the place of the best run if any."""
     last = {place: found[-1] for place, record in enumerate(records) if (found := record.evaluations())}
     if len(last) < 2:
-        return "", None
+        return "", "", None
     if is_other_data:
-        return " Their held-out accuracies are not of the same prompts.", None
+        return "Not comparable.", "Their held-out accuracies are not of the same prompts.", None
     first = max(last, key=lambda place: last[place].accuracy)
     low, _ = interval(last[first].accuracy, last[first].num_prompts)
     equal = [place for place, one in last.items() if interval(one.accuracy, one.num_prompts)[1] >= low]
     if len(equal) == 1:
-        told = f"{records[first].name} has the best held-out accuracy, {formatting.share(last[first].accuracy)}"
-        return f" {told}: its 95 % interval lies above those of the others.", first
+        told = f"{records[first].name} is best, with a held-out accuracy of {formatting.share(last[first].accuracy)}."
+        return told, "Its 95 % interval lies above those of the others.", first
     span = " to ".join(
         dict.fromkeys(formatting.share(choose(last[place].accuracy for place in equal)) for choose in (min, max))
     )
     if len(equal) == len(last):
-        told = f" No clear difference in held-out accuracy ({span}): the 95 % intervals overlap."
-        return told + _on_the_way(records), None
-    names = ", ".join(records[place].name for place in equal)
-    return f" The best held-out accuracies ({span}) are those of {names}, whose 95 % intervals overlap.", None
+        told = f"It is {span}, and the 95 % intervals overlap.{_on_the_way(records)}"
+        return "No clear difference in held-out accuracy.", told, None
+    names = " and ".join(records[place].name for place in equal)
+    return f"{names} are best in held-out accuracy.", f"Theirs are {span}, and the 95 % intervals overlap.", None
 
 
 def _on_the_way(records: Sequence[RunRecord]) -> str:

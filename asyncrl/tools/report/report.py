@@ -36,7 +36,7 @@ from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunRecord, labels, read_run
 from asyncrl.records.samples import PicturedSample, SampledEpisode
 from asyncrl.tools.dashboard.cluster_view import MATTERS, gone
-from asyncrl.tools.dashboard.comparison import compare, in_order
+from asyncrl.tools.dashboard.comparison import RunComparison, compare, in_order
 from asyncrl.tools.dashboard.overview import state_line
 from asyncrl.tools.dashboard.time_bands import TimesFile
 from asyncrl.tools.report import charts
@@ -390,7 +390,7 @@ def render(records: Sequence[RunRecord], waits: Mapping[str, Mapping[str, float]
     as_of = text(f"As of {made_at:%Y-%m-%d %H:%M %Z}.", "span", "quiet")
     parts = [
         row([text(title, "span"), *(_pills(records[0]) if alone else [])], "h1"),
-        *([] if alone else [row([text(compare(records).sentence, "span"), as_of])]),
+        *([] if alone else [_compared(compare(records), as_of)]),
         *(_header(record, waits, [as_of] if alone else [], alone=alone) for record in records),
         row([Markup(chart) for chart in charts[:FIRST]], "div", "charts"),
         *_numbers(records),
@@ -403,6 +403,10 @@ def render(records: Sequence[RunRecord], waits: Mapping[str, Mapping[str, float]
     parts += [text("Events", "h2"), *(part for record in records for part in _events(record, alone=alone))]
     parts += [text("Config", "h2"), *(_config(record) for record in records if record.config)]
     return page(f"asyncrl: {title}{f', {records[0].status}' if alone else ''}", parts)
+
+
+def _compared(found: RunComparison, as_of: Markup) -> Markup:
+    return row([text(found.doing, "span"), text(found.verdict, "b"), text(found.because, "span"), as_of])
 
 
 def _header(

@@ -20,8 +20,9 @@ def test_runs_are_told_by_what_differs_and_are_equal_where_their_intervals_overl
     runs = [run(f"lr-{n}", 0.98 - n / 200, trainer__lr=n / 10_000, run__seed=n) for n in (1, 2, 4)]
     found = compare(runs)
     assert found.sentence == (
-        "3 runs, all stopped after step 2 of 40. They differ in trainer.lr (0.0001 to 0.0004) and run.seed. "
-        "No clear difference in held-out accuracy (96.0 % to 97.5 %): the 95 % intervals overlap."
+        "3 runs, all stopped after step 2 of 40, not all well: look at lr-1, lr-2, lr-4. They differ in trainer.lr "
+        "(0.0001 to 0.0004) and run.seed. No clear difference in held-out accuracy. It is 96.0 % to 97.5 %, and the "
+        "95 % intervals overlap."
     )
     assert found.settings == {"trainer.lr": ["0.0001", "0.0002", "0.0004"], "run.seed": ["1", "2", "4"]}
     assert (found.columns, found.best, found.is_alike) == (["trainer.lr", "run.seed"], None, True)
@@ -29,10 +30,10 @@ def test_runs_are_told_by_what_differs_and_are_equal_where_their_intervals_overl
 
 def test_a_run_is_the_best_if_its_interval_lies_above_those_of_all_others() -> None:
     found = compare([run("a", 0.5), run("b", 0.9), run("c", 0.4)])
-    told = "They have the same settings. b has the best held-out accuracy, 90.0 %: its 95 % interval lies above"
+    told = "They have the same settings. b is best, with a held-out accuracy of 90.0 %. Its 95 % interval lies above"
     assert (found.best, told in found.sentence) == (1, True)
     found = compare([run("a", 0.5), run("b", 0.9), run("c", 0.89)])
-    told = "The best held-out accuracies (89.0 % to 90.0 %) are those of b, c, whose 95 % intervals overlap."
+    told = "b and c are best in held-out accuracy. Theirs are 89.0 % to 90.0 %, and the 95 % intervals overlap."
     assert (found.best, told in found.sentence) == (None, True)
     assert compare([run("a", 0.5, 4), run("b", 0.9, 4)]).best is None, "few prompts tell little"
 

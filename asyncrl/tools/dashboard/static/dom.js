@@ -26,6 +26,11 @@ export function put(element, ...children) {
   return element;
 }
 
+/** The sentences about several runs, with the verdict in bold. */
+export function comparisonText({doing, verdict, because}) {
+  return [doing, " ", h("b", {}, verdict), " ", because];
+}
+
 /** Text in which what stands between backticks is code. */
 export function marked(text) {
   return text.split(/`+/).map((part, place) => (place % 2 ? h("code", {}, part) : part));

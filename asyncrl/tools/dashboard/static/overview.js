@@ -2,7 +2,7 @@
 
 import {get} from "./api.js";
 import {colour, runColour} from "./colours.js";
-import {h, put} from "./dom.js";
+import {comparisonText, h, put} from "./dom.js";
 import {percent, plural, UNKNOWN} from "./format.js";
 import {histogram} from "./histogram.js";
 import {LineChart, View} from "./line_chart.js";
@@ -116,7 +116,7 @@ export function overview(context) {
     const order = [ACCURACY, ...labels.filter((label) => label !== ACCURACY)].map((label) => labels.indexOf(label));
     const [first, ...rest] = order;
     const cell = (one, run, place) => h("td", {class: `number ${labels[place] === ACCURACY && comparison.best === run ? "best" : ""}`, title: one.overview.tiles[place].note}, one.overview.tiles[place].value);
-    put(head, h("p", {class: "sentence lead"}, comparison.sentence), h("div", {class: "scroll"}, h("table", {class: "compare"},
+    put(head, h("p", {class: "sentence lead"}, comparisonText(comparison)), h("div", {class: "scroll"}, h("table", {class: "compare"},
       h("thead", {}, h("tr", {}, h("th", {}, "run"), h("th", {class: "number"}, ACCURACY), comparison.columns.map((key) => h("th", {class: "number"}, key)), rest.map((place) => h("th", {class: "number"}, labels[place])),
         comparison.is_alike ? null : [h("th", {}, "state"), h("th", {}, "steps")])),
       h("tbody", {}, state.map((one, run) => one.overview && h("tr", {title: one.overview.state.doing}, h("td", {}, legendOf(run)), cell(one, run, first),

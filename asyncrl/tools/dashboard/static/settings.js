@@ -2,7 +2,7 @@
 // column for each.
 
 import {get} from "./api.js";
-import {h, marked, put} from "./dom.js";
+import {comparisonText, h, marked, put} from "./dom.js";
 import {plural} from "./format.js";
 
 const FIRST = "what matters most";
@@ -39,8 +39,8 @@ export function settings(context) {
   async function start() {
     const found = await Promise.all(context.runs.map((_, run) => get(`runs/${run}/settings`)));
     if (isClosed) return;
-    const comparison = many ? await get("comparison") : {sentence: found[0].sentence, settings: {}};
-    put(summary, comparison.sentence);
+    const comparison = many ? await get("comparison") : {settings: {}};
+    put(summary, many ? comparisonText(comparison) : found[0].sentence);
     const byKey = new Map();
     found.forEach(({settings: own}, run) => own.forEach((setting) => {
       if (!byKey.has(setting.key)) byKey.set(setting.key, {...setting, isChanged: false, values: context.runs.map(() => "")});
