@@ -6,8 +6,7 @@ nothing.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from typing import cast
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -16,7 +15,7 @@ from asyncrl.broker.nodes.availability import missing_roles, none_connected, wai
 from asyncrl.broker.nodes.node import Node
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.messages.spool import HOSTED_SPOOL
-from asyncrl.messages.supervisor import AbsentNode, AbsentState, Exited, Incident, NodeStatus, Status, ToldState
+from asyncrl.messages.supervisor import AbsentNode, Exited, Incident, NodeStatus, Status, ToldState
 from asyncrl.records.evaluation_metrics import graded_reward
 from asyncrl.records.node_states import NodeRecord
 from asyncrl.records.states import GROUP_STATES, ConnectedState, GroupState
@@ -248,13 +247,15 @@ def run_status(
         base_accuracy=scheduler.evaluation.base_accuracy,
         accuracy_failed=measured[-1].num_failed if measured else 0,
         held_out_reward=graded_reward(measured[-1].accuracy, measured[-1].metrics.get("reward")) if measured else None,
-        absent=[_absent(node, time_s) for node in absent],
+        absent=[told for node in absent for told in _absent(node, time_s)],
     )
 
 
-def _absent(node: NodeRecord, time_s: float) -> AbsentNode:
+def _absent(node: NodeRecord, time_s: float) -> Iterator[AbsentNode]:
     ago_s = None if node.since_s is None else round(max(time_s - node.since_s, 0.0), 1)
-    return AbsentNode(node.name, node.role, cast("AbsentState", node.state), node.cause, ago_s)
+    match node.state:
+        case "lost" | "exited" | "silent" | "left":
+            yield AbsentNode(node.name, node.role, node.state, node.cause, ago_s)
 
 
 def group_states(scheduler: Scheduler) -> dict[GroupState, int]:

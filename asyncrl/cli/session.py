@@ -58,7 +58,8 @@ class Operator(Struct, frozen=True, eq=False):
                         return message
         except TimeoutError:
             raise Unanswered(
-                f"the broker got {type(question).__name__} and gave no answer within {limit_s:g} s: it is busy or hangs"
+                f"the broker got {type(question).__name__} and gave no answer within {limit_s:g} s that can be read: "
+                f"it is busy, hangs, or is of another version"
             ) from None
 
     async def pause(self, seconds: float) -> None:

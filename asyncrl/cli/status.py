@@ -36,6 +36,7 @@ from asyncrl.records.run_record import (
     meant_run,
     overview,
 )
+from asyncrl.records.states import NEEDED
 from asyncrl.terminal import Row, aligned, command_line
 from asyncrl.wire.run_address import RunAddress, locate
 
@@ -284,7 +285,8 @@ def _away(node: AbsentNode, nodes: Sequence[NodeStatus]) -> str:
     ago = "" if node.ago_s is None else f" {duration(node.ago_s)} ago"
     cause = f": {node.cause}" if node.cause else ""
     there = sum(other.role == node.role for other in nodes)
-    return f"{gone}{ago}{cause}; {counted(there, node.role)} connected"
+    called = {str(role): name for role, name in NEEDED.items()}
+    return f"{gone}{ago}{cause}; {counted(there, called.get(node.role, node.role))} connected"
 
 
 def _held(containers: ContainerCounts) -> str:

@@ -137,7 +137,7 @@ def changed(recorded: Config, now: Config) -> dict[str, object]:
             if now.run.steps < recorded.run.steps:
                 raise ConfigError(
                     f"run.steps is {now.run.steps}, but this run has {recorded.run.steps} by now: a run can be "
-                    f"extended, not shortened"
+                    f"extended, not shortened; put {recorded.run.steps} back, or end it early by run.stop_when"
                 )
         elif not key.startswith(MAY_CHANGE):
             raise ConfigError(

@@ -162,11 +162,11 @@ class NodeStatus(Value, frozen=True):
     """Rollouts whose episodes have containers."""
 
 
-AbsentState = Literal["lost", "exited", "silent"]
+AbsentState = Literal["lost", "exited", "silent", "left"]
 
 
 class AbsentNode(Value, frozen=True):
-    """A node that did not leave on purpose, and whose place no other has taken."""
+    """A node whose place no other has taken; one that left on purpose only while nobody of its role is there."""
 
     node: str
     role: str

@@ -19,8 +19,11 @@ SHARES = ("truncated", "ess", "clip_fraction")
 """Fields that are parts of 1."""
 
 
-NO_LEARNING = ("signal.none", "completions.cut")
-"""Kinds beside which nothing else matters: while they last, a run learns nothing however fast it is."""
+NO_LEARNING = {"signal.none": "signal.back", "completions.cut": "completions.whole"}
+"""
+Kinds beside which nothing else matters, and the events that end them: while they last, a run learns nothing however
+fast it is.
+"""
 
 
 class Alarm(Struct, frozen=True):
@@ -31,8 +34,13 @@ class Alarm(Struct, frozen=True):
 
 
 def alarms(events: Iterable[Mapping[str, Any]]) -> list[Alarm]:
-    """The last alarm of each kind, the newest last."""
-    last = {event["event"]: event for event in events if event.get("event") in SENTENCES}
+    """The last alarm of each kind that nothing has ended, the newest last."""
+    last, over = dict[str, Mapping[str, Any]](), {end: kind for kind, end in NO_LEARNING.items()}
+    for event in events:
+        kind = str(event.get("event"))
+        last.pop(over.get(kind, ""), None)
+        if kind in SENTENCES:
+            last[kind] = event
     newest = sorted(last.values(), key=lambda event: event["step"])
     told = [{**event, **{name: share(event[name], 0) for name in SHARES if name in event}} for event in newest]
     return [

@@ -97,12 +97,13 @@ def _follow(node: NodeRecord, state: NodeState, event: Mapping[str, Any]) -> Non
         return
     if state == "exited" and node.state == "left":
         return
+    drained = node.cause if state == "left" and node.state == "leaving" else ""
     node.state = state
     node.role = str(event.get("role") or node.role)
     node.joined += state == "loading"
     if state == "loading" and node.role not in LOADING:
         node.state = "ready"
     node.losses += state in GONE
-    node.cause = str(event.get("cause") or "")
+    node.cause = drained or str(event.get("cause") or (f"drained by {by}" if (by := event.get("by")) else ""))
     if (time_s := finite(event.get("time_s"))) is not None:
         node.since_s = time_s

@@ -4,10 +4,12 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.broker.status import LongSilence, RestartBook, run_status, sentence
+from asyncrl.messages.codec import Envelope, encode
 from asyncrl.messages.session import Beat, Draining
 from asyncrl.messages.supervisor import AbsentNode, Evaluated, Exited, NodeStatus, Status
 from asyncrl.messages.trajectory import Unit
-from asyncrl.records.node_states import NodeRecord
+from asyncrl.messages.wire import CODEC
+from asyncrl.records.node_states import NodeRecord, NodeStates
 from tests.broker.driver import Cluster, Reward, Rollout, a_config
 from tests.broker.test_scheduler import HELD_OUT, a_published, finish_all, judge, publish, rollouts, trainer
 
@@ -284,6 +286,18 @@ def test_a_node_that_is_away_is_told_with_its_age() -> None:
     lost = NodeRecord(name="r", role="rollout", state="lost", cause="silent for 10 s", since_s=5.0)
     told = run_status(Cluster(a_config()).scheduler, 0.0, run="run", time_s=12.0, absent=[lost])
     assert told.absent == [AbsentNode("r", "rollout", "lost", "silent for 10 s", 7.0)]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "state"),
+    [(["node.lost"], "lost"), (["node.exited"], "exited"), (["node.left"], "left"), (["run.resumed"], "silent")],
+)
+def test_a_node_that_is_away_in_any_way_is_told_on_the_wire(kinds: list[str], state: str) -> None:
+    events = [{"event": kind, "node": "r", "role": "rollout"} for kind in ("node.joined", *kinds)]
+    told = run_status(Cluster(a_config()).scheduler, 0.0, run="run", absent=NodeStates(events).absent)
+    read = CODEC.decode(encode(Envelope(1, 0, told, 0))).body
+    assert isinstance(read, Status)
+    assert [(node.node, node.state) for node in read.absent] == [("r", state)]
 
 
 def of(cluster: Cluster, name: str) -> NodeStatus:

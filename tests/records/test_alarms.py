@@ -21,3 +21,9 @@ def test_the_last_alarm_of_each_kind_is_told_in_order_with_its_advice() -> None:
         Alarm("At step 20 the effective sample size of the tokens had fallen to 68 %", "lower schedule.staleness"),
         Alarm("At step 90 the loss clipped 21 % of the tokens", "lower trainer.lr (now 1)"),
     ]
+
+
+def test_an_alarm_that_a_later_step_has_ended_is_told_no_more() -> None:
+    raised = {"event": "signal.none", "step": 2, "reward": 1.0, "advice": "take harder ones"}
+    ended = {"event": "signal.back", "step": 9}
+    assert [len(alarms(events)) for events in ([raised], [raised, ended], [raised, ended, raised])] == [1, 0, 1]

@@ -50,3 +50,9 @@ def test_after_a_restart_of_the_broker_who_has_not_joined_it_is_absent() -> None
     assert absent(restarted) == ["a silent", "b silent"]
     assert absent(restarted, event("node.joined", "b")) == ["a silent"]
     assert absent(event("node.left", "a"), restarted) == ["b silent"]
+
+
+def test_a_node_that_was_drained_says_by_whom_and_not_that_it_was_told() -> None:
+    draining = {"event": "node.draining", "node": "a", "by": "alice"}
+    states = NodeStates([JOINED[0], draining, event("node.left", "a", cause="told to stop")])
+    assert [node.cause for node in states.absent] == ["drained by alice"]

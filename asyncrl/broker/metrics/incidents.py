@@ -14,7 +14,7 @@ from datetime import datetime
 from math import isnan
 from statistics import fmean
 from textwrap import shorten
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct
 
@@ -57,7 +57,7 @@ SENTENCES = {
     "upload.failed": "version {policy_version} could not be stored at the spool: {cause}",
     "eval.lost": "evaluation of v{policy_version} interrupted: {node} has it no more",
     "eval.left_out": "v{policy_version} was not evaluated: {cause}",
-    "spool.away": "{spool} went away with {trajectories} trajectories of open groups",
+    "spool.away": "{spool} went away with {trajectories} trajectories that no checkpoint contains yet",
     "spool.lost": "{spool} was given up: {groups_restarted} groups are sampled again",
     "checkpoint.damaged": "checkpoint {path} is damaged: {cause}",
     "run.waiting": "{cause}",
@@ -223,8 +223,6 @@ FIRST_STEPS = 3
 """Steps in a row after which a run is told that it learns nothing, or counts as learning again."""
 MOSTLY_CUT = 0.9
 """Share of completions that end at their limit."""
-WELL_AGAIN: Mapping[EventKind, EventKind] = {"signal.none": "signal.back", "completions.cut": "completions.whole"}
-"""Events that end an alarm of the first steps."""
 LEARNS_FROM_CLIPPED = ("cispo", "gspo")
 """Losses that are not warned about: one learns from clipped tokens too, the other clips many by design."""
 Line = Mapping[str, float]
@@ -317,7 +315,7 @@ class DriftAlarms:
                 told = early_advice(kind, fields, config) if kind in NO_LEARNING else advice(kind, config)
                 yield kind, {**fields, "advice": told}
             elif isinstance(alarm, StreakAlarm) and alarm.has_ended:
-                yield WELL_AGAIN[kind], {"step": line["step"]}
+                yield cast("EventKind", NO_LEARNING[kind]), {"step": line["step"]}
 
 
 def early_advice(kind: str, fields: Mapping[str, float], config: Config) -> str:

@@ -303,11 +303,11 @@ def test_a_spool_that_is_away_is_an_incident_if_the_run_waits_for_it_until_it_is
     assert book.told(1.0) == []
     for number in (3, 5):
         book.add("spool.away", {"spool": "s", "trajectories": number, "waits_s": 600.0}, 1.0)
-    assert book.told(1.0) == [Incident("s went away with 5 trajectories of open groups", 0.0, 2)]
+    assert book.told(1.0) == [Incident("s went away with 5 trajectories that no checkpoint contains yet", 0.0, 2)]
     book.add("spool.back", {"spool": "other"}, 2.0)
-    assert book.told(2.0)[0].sentence.endswith("of open groups")
+    assert book.told(2.0)[0].sentence.endswith("contains yet")
     book.add("spool.back", {"spool": "s"}, 2.0)
-    assert book.told(1.0)[0].sentence.endswith("of open groups (over)")
+    assert book.told(1.0)[0].sentence.endswith("contains yet (over)")
 
 
 def test_the_oldest_are_forgotten() -> None:
