@@ -153,6 +153,8 @@ SHOWN = 200
 """Events of a group that are sent: the last ones."""
 MAX_GROUPS = 500
 MAX_CHARS = 400
+CAUSE_CHARS = 100
+"""Characters of a cause in a sentence: Events and Cluster have all."""
 CAUSES = ("cause", "reason", "error", "status")
 """Fields that say why, the first that is there."""
 NOT_DETAILS = ("event", "at", "time_s", "node", "incarnation", *CAUSES)
@@ -219,8 +221,13 @@ def _named(one: WeighedEvent) -> str:
     event = one.event
     of = f" of {event['node']}" if event.get("node") else ""
     at = "" if (time_s := _number(event.get("time_s"))) is None else f" at {formatting.duration(time_s)}"
-    cause = f" ({found[:MAX_CHARS]})" if (found := _cause(event)) else ""
+    cause = f" ({short_cause(found)})" if (found := _cause(event)) else ""
     return f"{event.get('event')}{of}{at}{cause}"
+
+
+def short_cause(text: str) -> str:
+    """A cause as it stands in a sentence."""
+    return text if len(text) <= CAUSE_CHARS else f"{text[:CAUSE_CHARS]} …"
 
 
 def members(events: Sequence[dict[str, Any]], query: EventQuery, wanted_id: str) -> list[dict[str, Any]]:

@@ -81,6 +81,8 @@ def differing(records: Sequence[RunRecord]) -> dict[str, list[str]]:
 
 def _well(records: Sequence[RunRecord]) -> str:
     ill = [record.name for record in records if state_line(record, {}, is_alone=False).verdict != "well"]
+    if len(ill) == len(records):
+        return ", none of them well"
     return f", not all well: look at {', '.join(ill)}" if ill else ", all well"
 
 

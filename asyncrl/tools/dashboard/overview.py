@@ -25,7 +25,15 @@ from asyncrl.records.node_states import GONE
 from asyncrl.records.run_record import RunRecord, paused_by
 from asyncrl.records.states import INTERRUPTED, NEEDED, progress
 from asyncrl.records.times import WAITS, kind_of
-from asyncrl.tools.dashboard.cluster_view import NodeView, gone, nodes, role_order, settings, trouble_sentence
+from asyncrl.tools.dashboard.cluster_view import (
+    NodeView,
+    gone,
+    nodes,
+    role_order,
+    settings,
+    short_cause,
+    trouble_sentence,
+)
 from asyncrl.tools.dashboard.time_bands import TimeBands
 
 NOTABLE = 0.1
@@ -37,8 +45,6 @@ IN_SENTENCE, BESIDE_BAR = 2, 3
 EVALUATED = ("eval.started", "eval.finished", "eval.lost")
 NUM_NAMED = 4
 """Lost nodes that are named."""
-MAX_CHARS = 100
-"""Characters of a cause for which nodes were lost: Events and Cluster have all."""
 WAITING = {"trainer": "the trainer", "rollout": "rollouts"}
 """Roles whose waiting is told, and how they are named."""
 
@@ -475,11 +481,7 @@ def _lost(record: RunRecord) -> str:
     names = ", ".join(node.name for node in lost[:NUM_NAMED]) + ("" if len(lost) <= NUM_NAMED else ", ...")
     what = f"{names} was" if len(lost) == 1 else f"{len(lost)} nodes ({names}) were"
     when = f" at {formatting.duration(lost[-1].since_s)}" if lost[-1].since_s is not None else ""
-    return f"{what} lost{when}{f': {_cut(lost[-1].cause)}' if lost[-1].cause else ''}."
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]} …"
+    return f"{what} lost{when}{f': {short_cause(lost[-1].cause)}' if lost[-1].cause else ''}."
 
 
 def _waits_for(record: RunRecord) -> str:

@@ -35,7 +35,7 @@ from asyncrl.records.measures import Ends, finite
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunRecord, labels, read_run
 from asyncrl.records.samples import PicturedSample, SampledEpisode
-from asyncrl.tools.dashboard.cluster_view import MATTERS, gone
+from asyncrl.tools.dashboard.cluster_view import MATTERS, gone, short_cause
 from asyncrl.tools.dashboard.comparison import RunComparison, compare, in_order
 from asyncrl.tools.dashboard.overview import state_line
 from asyncrl.tools.dashboard.time_bands import TimesFile
@@ -416,7 +416,8 @@ def _header(
     is_new = record.status == "running" and not record.metrics  # its files are missing because it has just begun
     notes = [text(f"{'; '.join(record.notes)}.", "span", "quiet")] if record.notes and not is_new else []
     line = state_line(record, waits, is_alone=alone)
-    judged = row([text(line.word, "b", line.verdict), marked(line.because, "span")], "span", "judged" if alone else "")
+    because = line.because if alone else short_cause(line.because)
+    judged = row([text(line.word, "b", line.verdict), marked(because, "span")], "span", "judged" if alone else "")
     return row([*name, row([text(line.doing, "span"), judged], "span", "sentence"), *notes, *as_of])
 
 

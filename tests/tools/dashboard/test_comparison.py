@@ -20,9 +20,8 @@ def test_runs_are_told_by_what_differs_and_are_equal_where_their_intervals_overl
     runs = [run(f"lr-{n}", 0.98 - n / 200, trainer__lr=n / 10_000, run__seed=n) for n in (1, 2, 4)]
     found = compare(runs)
     assert found.sentence == (
-        "3 runs, all stopped after step 2 of 40, not all well: look at lr-1, lr-2, lr-4. They differ in trainer.lr "
-        "(0.0001 to 0.0004) and run.seed. No clear difference in held-out accuracy. It is 96.0 % to 97.5 %, and the "
-        "95 % intervals overlap."
+        "3 runs, all stopped after step 2 of 40, none of them well. They differ in trainer.lr (0.0001 to 0.0004) and "
+        "run.seed. No clear difference in held-out accuracy. It is 96.0 % to 97.5 %, and the 95 % intervals overlap."
     )
     assert found.settings == {"trainer.lr": ["0.0001", "0.0002", "0.0004"], "run.seed": ["1", "2", "4"]}
     assert (found.columns, found.best, found.is_alike) == (["trainer.lr", "run.seed"], None, True)
