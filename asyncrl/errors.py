@@ -5,7 +5,7 @@ A message says what is wrong, which value, what was expected and found, and what
 message (`messages.Failed`), never an exception.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 def mistakes(sentences: Iterable[str]) -> str:
@@ -25,6 +25,18 @@ class ConfigError(AsyncrlError):
     """The configuration is invalid and must be edited; the exit code prevents restarts."""
 
     exit_code = 78
+
+
+def check_all(checks: Iterable[Callable[[], object]]) -> None:
+    """Call every check, and raise one `ConfigError` for all that raised one."""
+    refused = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            refused.append(str(error))
+    if refused:
+        raise ConfigError(mistakes(refused))
 
 
 class DataError(ConfigError):

@@ -36,7 +36,7 @@ from asyncrl.records.run_record import (
     meant_run,
     overview,
 )
-from asyncrl.records.states import NEEDED
+from asyncrl.records.states import node_of
 from asyncrl.terminal import Row, aligned, command_line
 from asyncrl.wire.run_address import RunAddress, locate
 
@@ -56,9 +56,9 @@ class RunView(Struct, frozen=True):
     @property
     def is_unknown(self) -> bool:
         """True if the run is not over, or is to go on, and its broker could not be asked."""
-        files = self.files
-        states = ("running", "paused", "stopped", *(["interrupted", "failed"] if files and files.is_refused else []))
-        return files is not None and files.status in states
+        if (files := self.files) is None or files.status == "finished":
+            return False
+        return files.is_refused or files.status in ("running", "paused", "stopped")
 
 
 async def run_state(where: str, key: Path | None = None) -> RunView:
@@ -285,8 +285,7 @@ def _away(node: AbsentNode, nodes: Sequence[NodeStatus]) -> str:
     ago = "" if node.ago_s is None else f" {duration(node.ago_s)} ago"
     cause = f": {node.cause}" if node.cause else ""
     there = sum(other.role == node.role for other in nodes)
-    called = {str(role): name for role, name in NEEDED.items()}
-    return f"{gone}{ago}{cause}; {counted(there, called.get(node.role, node.role))} connected"
+    return f"{gone}{ago}{cause}; {counted(there, node_of(node.role))} connected"
 
 
 def _held(containers: ContainerCounts) -> str:

@@ -1,7 +1,7 @@
 """Sentences of the alarms about learning that a run has raised."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -19,7 +19,10 @@ SHARES = ("truncated", "ess", "clip_fraction")
 """Fields that are parts of 1."""
 
 
-NO_LEARNING = {"signal.none": "signal.back", "completions.cut": "completions.whole"}
+NO_LEARNING: Mapping[str, Literal["signal.back", "completions.whole"]] = {
+    "signal.none": "signal.back",
+    "completions.cut": "completions.whole",
+}
 """
 Kinds beside which nothing else matters, and the events that end them: while they last, a run learns nothing however
 fast it is.
@@ -35,7 +38,8 @@ class Alarm(Struct, frozen=True):
 
 def alarms(events: Iterable[Mapping[str, Any]]) -> list[Alarm]:
     """The last alarm of each kind that nothing has ended, the newest last."""
-    last, over = dict[str, Mapping[str, Any]](), {end: kind for kind, end in NO_LEARNING.items()}
+    last: dict[str, Mapping[str, Any]] = {}
+    over: dict[str, str] = {end: kind for kind, end in NO_LEARNING.items()}
     for event in events:
         kind = str(event.get("event"))
         last.pop(over.get(kind, ""), None)

@@ -30,6 +30,7 @@ STATES: Mapping[str, NodeState] = {
     "node.exited": "exited",
 }
 GONE = ("lost", "exited")
+AWAY = (*GONE, "left")
 LOADING = ("rollout", "trainer")
 """Roles that load a model after they have joined, and say when they are ready."""
 
@@ -65,7 +66,7 @@ class NodeStates:
         Nodes whose place no other has taken, the longest away first; those that left on purpose only while nobody
         of their role is there.
         """
-        present = {node.role for node in self.nodes.values() if node.state not in (*GONE, "left")}
+        present = {node.role for node in self.nodes.values() if node.state not in AWAY}
         known = [node for node in self._absent.values() if node.role not in ("", "supervisor")]
         return [node for node in known if node.state != "left" or node.role not in present]
 
@@ -73,7 +74,7 @@ class NodeStates:
         kind, name = str(event.get("event")), event.get("node")
         if kind in BEGINS:  # A new broker: whoever is there joins it.
             for node in self.nodes.values():
-                if node.state not in (*GONE, "left"):
+                if node.state not in AWAY:
                     node.state, node.cause, node.since_s = "silent", "", finite(event.get("time_s"))
                     self._absent.setdefault(node.name, node)
         state = STATES.get(kind)
@@ -83,7 +84,7 @@ class NodeStates:
             self._place(node, is_joined=kind == "node.joined")
 
     def _place(self, node: NodeRecord, *, is_joined: bool) -> None:
-        if node.state in (*GONE, "left"):
+        if node.state in AWAY:
             self._absent.setdefault(node.name, node)
         elif not self._absent.pop(node.name, None) and is_joined:
             replaced = next((other.name for other in self._absent.values() if other.role == node.role), "")

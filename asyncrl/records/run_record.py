@@ -50,13 +50,10 @@ RESTART_S = 30.0
 """Seconds in which a service manager has started a broker again."""
 ENDS = ("run.started", "run.resumed", "run.finished")
 """Events of which the last tells whether the run has ended."""
-
 PAUSES = ("sampling.paused", "sampling.resumed")
 """Events of which the last tells whether an operator has paused the run."""
 REFUSED_EVENT: EventKind = "broker.refused"
-REFUSED = "the broker refused the run"
 """Event with the ``cause`` for which a broker did not serve the run: its run file is wrong, or a file is damaged."""
-
 SHARED_EVENT: EventKind = "data.prompts_shared"
 """Event that counts held-out prompts which are trained on."""
 
@@ -197,13 +194,17 @@ def paused_by(events: Iterable[Event]) -> str:
     return str(last.get("by") or "an operator") if last.get("event") == "sampling.paused" else ""
 
 
-def cause_of(summary: RunSummary | None, events: Iterable[Event]) -> str:
+def cause_of(summary: RunSummary | None, events: Sequence[Event]) -> str:
     """Reason of a failure, or of the last broker's refusal to serve the run; empty without one."""
-    last = _last(events, (*ENDS, REFUSED_EVENT))
-    cause = str(last.get("cause") or "")
-    if last.get("event") == REFUSED_EVENT:
-        return f"{REFUSED}: {cause}"
+    cause = str(_last(events, (*ENDS, REFUSED_EVENT)).get("cause") or "")
+    if is_refused(events):
+        return f"the broker refused the run: {cause}"
     return (summary.cause if summary else "") or cause
+
+
+def is_refused(events: Iterable[Event]) -> bool:
+    """True if the last broker refused to serve the run: an end that is recorded is then not its last word."""
+    return _last(events, (*ENDS, REFUSED_EVENT)).get("event") == REFUSED_EVENT
 
 
 def evaluations_of(events: Iterable[Event]) -> list[EvaluationEvent]:
@@ -256,6 +257,8 @@ class RunOverview(Struct, frozen=True, kw_only=True):
     status: RunState
     cause: str = ""
     """Reason of a failure, or of a broker's refusal to serve the run."""
+    is_refused: bool = False
+    """The last broker refused to serve the run."""
     step: int
     """Steps with metrics."""
     steps: int | None
@@ -288,11 +291,6 @@ class RunOverview(Struct, frozen=True, kw_only=True):
     notes: list[str] = []
     """One sentence for each file that could not be read."""
 
-    @property
-    def is_refused(self) -> bool:
-        """True if the last broker refused to serve the run: an end that is recorded is not its last word."""
-        return self.cause.startswith(REFUSED)
-
 
 def overview(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunOverview:
     """Read a run directory. A file that is missing or damaged leaves its values unset."""
@@ -301,6 +299,7 @@ def overview(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunO
     line = _read(JsonLines(directory.metrics).last, None, notes) or {}
     is_finished = summary is not None and summary.status == "finished"
     events: list[Event] = [] if is_finished else _read(directory.read_events, [], notes)
+    ends = events or list(filter(None, [_read(JsonLines(directory.events).last, None, notes)]))
     evaluations = evaluations_of(events)
     base_accuracy, accuracy, accuracy_failed = accuracies(summary, evaluations)
     reward = summary.held_out_reward if summary else evaluations[-1].reward if evaluations else None
@@ -312,7 +311,8 @@ def overview(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunO
     return RunOverview(
         run=path.resolve().name,
         status=state_of(summary, events, is_served=is_served(directory)),
-        cause=cause_of(summary, events or filter(None, [_read(JsonLines(directory.events).last, None, notes)])),
+        cause=cause_of(summary, ends),
+        is_refused=is_refused(ends),
         step=step,
         steps=summary.steps_planned if summary else planned if isinstance(planned, int) else None,
         reward=line.get("reward"),

@@ -81,4 +81,10 @@ NODE_STATES: Mapping[NodeState, str] = {
 NEEDED: Mapping[Role, str] = {"trainer": "trainer", "rollout": "rollout", "spool": "spool", "reward": "reward node"}
 """Roles without which a run stands still, and what one node of each is called."""
 
+
+def node_of(role: str) -> str:
+    """Name for one node of a role: ``reward node``, ``rollout``."""
+    return next((name for needed, name in NEEDED.items() if needed == role), role)
+
+
 CONNECTED_STATES: tuple[ConnectedState, ...] = get_args(ConnectedState)

@@ -27,7 +27,7 @@ from asyncrl.config.config import Config, leaves
 from asyncrl.config.meanings import value_in_words
 from asyncrl.config.run_file import changes, load_config, to_toml, with_absolute_paths
 from asyncrl.data.prompts import resolve_steps
-from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed, RunInterrupted, mistakes
+from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed, RunInterrupted, check_all
 from asyncrl.files.access import appending, restrict_umask
 from asyncrl.files.lock import locked
 from asyncrl.messages.supervisor import Evaluated, Progress
@@ -324,14 +324,7 @@ def _check(config: Config, console: Console) -> tuple[Devices | None, list[Devic
         choose(wanted, "weights.interface", interface_addresses())
     for sentence in advice(config):
         say(console, f"note: {sentence}")
-    refused = []
-    for look in CHECKS.values():
-        try:
-            look(config, partial(say, console))
-        except ConfigError as error:
-            refused.append(str(error))
-    if refused:
-        raise ConfigError(mistakes(refused))
+    check_all(partial(look, config, partial(say, console)) for look in CHECKS.values())
     return found
 
 

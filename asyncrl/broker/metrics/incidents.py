@@ -14,7 +14,7 @@ from datetime import datetime
 from math import isnan
 from statistics import fmean
 from textwrap import shorten
-from typing import Any, cast
+from typing import Any
 
 from msgspec import Struct
 
@@ -315,7 +315,7 @@ class DriftAlarms:
                 told = early_advice(kind, fields, config) if kind in NO_LEARNING else advice(kind, config)
                 yield kind, {**fields, "advice": told}
             elif isinstance(alarm, StreakAlarm) and alarm.has_ended:
-                yield cast("EventKind", NO_LEARNING[kind]), {"step": line["step"]}
+                yield NO_LEARNING[kind], {"step": line["step"]}
 
 
 def early_advice(kind: str, fields: Mapping[str, float], config: Config) -> str:

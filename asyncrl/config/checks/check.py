@@ -34,7 +34,7 @@ from asyncrl.config.sections.evaluation import Checkpoint
 from asyncrl.config.sections.sampling import LOW, greedy
 from asyncrl.config.sections.section import Section
 from asyncrl.config.sections.trainer import Critic
-from asyncrl.errors import ConfigError, mistakes
+from asyncrl.errors import ConfigError, check_all
 from asyncrl.plug_in import hint, is_path
 
 # ── check ─────────────────────────────────────────────────────────────────────────────────────
@@ -47,7 +47,6 @@ def check(config: Config) -> None:
     """Raise `ConfigError` for values that contradict each other, with all contradictions that can be told at once."""
     refuse_infinite(config)
     check_overrides(config.model.overrides)
-    refused = []
     looks: list[Callable[[], object]] = [
         config.run.check,
         config.data.check,
@@ -59,13 +58,7 @@ def check(config: Config) -> None:
         partial(check_gateway_address, config.environment.gateway),
         *(partial(rule, config) for rule in RULES),
     ]
-    for look in looks:
-        try:
-            look()
-        except ConfigError as error:
-            refused.append(str(error))
-    if refused:
-        raise ConfigError(mistakes(refused))
+    check_all(looks)
 
 
 def advice(config: Config) -> list[str]:

@@ -15,7 +15,7 @@ from asyncrl.config.meanings import meanings
 from asyncrl.records import formatting
 from asyncrl.records.events import WEIGHTS, WeighedEvent, Weight, news, weighed
 from asyncrl.records.formatting import counted
-from asyncrl.records.node_states import GONE, NodeRecord, NodeStates
+from asyncrl.records.node_states import AWAY, GONE, NodeRecord, NodeStates
 from asyncrl.records.run_record import RunRecord
 from asyncrl.records.times import APART, NodeTimes
 from asyncrl.tools.dashboard.sample_index import SampleIndex
@@ -65,9 +65,9 @@ def nodes(
         node.version = versions.get(name)
         if name in bands.last:
             node.use = _use(bands.last[name])
-        if is_over and node.state not in (*GONE, "left"):
+        if is_over and node.state not in AWAY:
             node.state, node.cause, node.since_s = "left", node.cause or "the run is over", end_s
-        if node.state in (*GONE, "left"):
+        if node.state in AWAY:
             node.use = {}  # Of its machine, while it was there.
     return sorted(found.values(), key=lambda node: (*role_order(node.role), len(node.name), node.name))
 

@@ -39,10 +39,6 @@ class RunComparison(Struct, frozen=True, kw_only=True):
     is_alike: bool
     """All runs have the same state and as many steps, which is said."""
 
-    @property
-    def sentence(self) -> str:
-        return " ".join(filter(None, (self.doing, self.verdict, self.because)))
-
 
 def compare(records: Sequence[RunRecord]) -> RunComparison:
     """Compare runs. Only a run whose 95 % interval lies above those of all others is the best."""

@@ -21,9 +21,9 @@ from asyncrl.records.evaluation_metrics import failed_note, graded_reward
 from asyncrl.records.events import weighed
 from asyncrl.records.formatting import UNKNOWN, counted
 from asyncrl.records.measures import RECENT, RECENTLY, Ends, Measures, number, recently
-from asyncrl.records.node_states import GONE
+from asyncrl.records.node_states import AWAY
 from asyncrl.records.run_record import RunRecord, paused_by
-from asyncrl.records.states import INTERRUPTED, NEEDED, progress
+from asyncrl.records.states import INTERRUPTED, NEEDED, node_of, progress
 from asyncrl.records.times import WAITS, kind_of
 from asyncrl.tools.dashboard.cluster_view import (
     NodeView,
@@ -200,7 +200,7 @@ def awaited(record: RunRecord) -> str:
 
 def departed(record: RunRecord) -> str:
     """The roles that nobody has any more, such as ``every rollout has left``; empty without."""
-    left = [NEEDED[role] for role, own in _states(record).items() if "left" in own and {*own} <= {"left", *GONE}]
+    left = [NEEDED[role] for role, own in _states(record).items() if "left" in own and {*own} <= {*AWAY}]
     return f"every {' and every '.join(left)} has left" if left and not record.is_over else ""
 
 
@@ -213,11 +213,11 @@ def cluster_sentence(record: RunRecord, found: Sequence[NodeView]) -> str:
     """Tell how many nodes of each role are in which state, and which role is missing."""
     if found and all(node.state == "left" for node in found):
         return f"All {counted(len(found), 'node')} have left{': the run is over' if record.is_over else ''}."
-    told, called = [], {str(role): name for role, name in NEEDED.items()}
+    told = []
     for role in dict.fromkeys(node.role for node in found):
         states = Counter(node.state for node in found if node.role == role)
         each = next(iter(states)) if len(states) == 1 else ", ".join(f"{n} {state}" for state, n in states.items())
-        many = counted(states.total(), called.get(role, role or "unknown"))
+        many = counted(states.total(), node_of(role) or "unknown")
         told.append(f"{many} {each}" if len(states) == 1 else f"{many}: {each}")
     return " · ".join(filter(None, [*told, awaited(record), departed(record)])) or "No node has joined yet."
 
