@@ -36,6 +36,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "overrides": ["rollout.replicas=1"],
     },
     "far_weights": {"sources": ["tiny"]},
+    "first_step": {"rounds": 1},
     "gateway": {**BRIEF, "connections": 2, "load": 100},
     "gsm8k_shaped": {"directory": FOLDER, "epochs": 1.0},
     "host": {"rounds": 1, "requests": 2, "utilisation": 0.9},

@@ -51,10 +51,11 @@ from asyncrl.runtime.metrics_server import TARGETS_VARIABLE, MetricsOptions
 from asyncrl.runtime.model_files import with_local_copies
 from asyncrl.runtime.process import handle
 from asyncrl.runtime.screen import RunConsole, Screen, continuation_lines, outcome_lines, time_so_far
-from asyncrl.runtime.supervisor import RunSupervisor, write_report
+from asyncrl.runtime.supervisor import RunSupervisor, importing, write_report
 from asyncrl.terminal import command_line, say, told_if_slow
 from asyncrl.weights.groups.network_interface import interface_addresses
 from asyncrl.workers.child import dies_with, why
+from asyncrl.workers.forked import Importer
 
 # ── beside ────────────────────────────────────────────────────────────────────────────────────
 # The dashboard of a run that is being run: a process of its own, so that nobody's look costs the run anything.
@@ -164,25 +165,29 @@ def run(
     if is_shown:
         require_dashboard()
     console = RunConsole(is_quiet=is_quiet)
-    config = resolve_steps(with_local_copies(config, partial(say, console)))
-    trainer, shares = _check(config, console)
-    config = resolved(config, shares)
-    if is_slow_to_load(config, [trainer, *shares]):
-        _look_at_model(config, partial(say, console))
-    settings = to_toml(with_absolute_paths(config, Path.cwd()))
-    if owns_process:  # Only now: a cache that models were fetched into may belong to several users.
-        restrict_umask(group_reads=config.run.share_with_group)
-    directory = RunDirectory.create(
-        Path(config.run.dir), config.run.name or name or "run", group_reads=config.run.share_with_group
-    )
-    directory.write_config(settings)
-    if directory.path.name != (named := config.run.name or name or "run"):
-        again = command_line("asyncrl", "resume", directory.path.with_name(named))
-        say(console, f"note: a run {named!r} is there: this one is new, and `{again}` goes on with that one")
-    with _held(directory), dashboard_beside(directory, partial(say, console)) if is_shown else nullcontext():
-        console.keep(directory)
-        screen = Screen(console, config.run.steps, on_step=on_step, on_evaluation=on_evaluation)
-        return _execute(config, directory, trainer, shares, screen, metrics, is_traced=is_traced, began=began)
+    trainer, shares = devices_of(config)
+    with importing(config, trainer, shares) as importer:  # while everything is checked
+        config = resolve_steps(with_local_copies(config, partial(say, console)))
+        _check(config, console)
+        config = resolved(config, shares)
+        if is_slow_to_load(config, [trainer, *shares]):
+            _look_at_model(config, partial(say, console))
+        settings = to_toml(with_absolute_paths(config, Path.cwd()))
+        if owns_process:  # Only now: a cache that models were fetched into may belong to several users.
+            restrict_umask(group_reads=config.run.share_with_group)
+        directory = RunDirectory.create(
+            Path(config.run.dir), config.run.name or name or "run", group_reads=config.run.share_with_group
+        )
+        directory.write_config(settings)
+        if directory.path.name != (named := config.run.name or name or "run"):
+            again = command_line("asyncrl", "resume", directory.path.with_name(named))
+            say(console, f"note: a run {named!r} is there: this one is new, and `{again}` goes on with that one")
+        with _held(directory), dashboard_beside(directory, partial(say, console)) if is_shown else nullcontext():
+            console.keep(directory)
+            screen = Screen(console, config.run.steps, on_step=on_step, on_evaluation=on_evaluation)
+            return _execute(
+                config, directory, trainer, shares, screen, metrics, is_traced=is_traced, began=began, importer=importer
+            )
 
 
 def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> None:
@@ -301,7 +306,18 @@ def resume(
             config = resolved(config, shares)
             console.keep(directory)
             screen = Screen(console, config.run.steps)
-            _execute(config, directory, trainer, shares, screen, metrics, is_traced=is_traced, began=began)
+            with importing(config, trainer, shares) as importer:
+                _execute(
+                    config,
+                    directory,
+                    trainer,
+                    shares,
+                    screen,
+                    metrics,
+                    is_traced=is_traced,
+                    began=began,
+                    importer=importer,
+                )
 
 
 @contextmanager
@@ -380,6 +396,7 @@ def _execute(  # noqa: PLR0917  private, and all of different types
     *,
     is_traced: bool,
     began: Began | None,
+    importer: Importer | None,
 ) -> RunSummary:
     console = screen.console
     _say_beginning(directory, console, metrics)
@@ -389,7 +406,9 @@ def _execute(  # noqa: PLR0917  private, and all of different types
     failure: AsyncrlError | None = RunFailed("asyncrl run itself crashed")
     try:
         with screen:
-            supervisor = RunSupervisor(config, directory, screen, trainer, shares, metrics=metrics, is_traced=is_traced)
+            supervisor = RunSupervisor(
+                config, directory, screen, trainer, shares, metrics=metrics, is_traced=is_traced, importer=importer
+            )
             if _has_loop() or threading.current_thread() is not threading.main_thread():
                 _supervise_in_thread(supervisor)
             else:

@@ -42,6 +42,7 @@ from asyncrl.wire.addresses import announced, bound_again, check_address, reache
 from asyncrl.wire.handshake import identity, leave, only_asking
 from asyncrl.wire.run_address import RunAddress, find_run, leave_credentials, remove_credentials
 from asyncrl.workers.child import FINAL_CODES, LATE_S, AfterExit, Child, Exit, RestartBudget, dies_with, keep_alive, why
+from asyncrl.workers.forked import uncollected
 
 
 class NodeOptions(Struct, frozen=True):
@@ -119,7 +120,8 @@ def node_job(node: RunNode, options: NodeOptions) -> Job:
 
                 return run_rollout(node, stopping, weights=options.weights, may_fetch=options.may_fetch)
             case "trainer":
-                from asyncrl.runtime.trainer import run_trainer
+                with uncollected():
+                    from asyncrl.runtime.trainer import run_trainer
 
                 return run_trainer(node, stopping, may_fetch=options.may_fetch)
         return run_reward(node, stopping)

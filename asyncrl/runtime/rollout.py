@@ -52,6 +52,7 @@ from asyncrl.wire.addresses import host_of, tcp
 from asyncrl.wire.handshake import Identity, hello, weights_links
 from asyncrl.wire.link import Link
 from asyncrl.wire.run_address import RunAddress
+from asyncrl.workers.forked import uncollected
 
 # ── engine ────────────────────────────────────────────────────────────────────────────────────
 # Loads the configured rollout engine on the devices of this process.
@@ -75,7 +76,9 @@ def load_engine(config: Config) -> Engine:
     found = replace(config, rollout=replace(rollout, device=devices.kind))
     if is_path(rollout.engine):
         return _own_engine(rollout.engine, found)
-    engine: Engine = imported(rollout.entry.load)(found)
+    with uncollected():
+        load = imported(rollout.entry.load)
+    engine: Engine = load(found)
     return engine
 
 

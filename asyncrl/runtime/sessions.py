@@ -437,13 +437,13 @@ async def load_with_beats(link: Link, beat_s: float, load: Callable[[], Loaded])
     Run ``load`` in a thread while sending heartbeats: loading takes seconds, and a silent node counts as lost.
 
     The loaded objects are excluded from garbage collection: one traversal of a model's half a million objects stops the
-    process for .2 to .5 s, in the middle of a step. Objects of an earlier session are collected first.
+    process for .2 to .5 s, in the middle of a step. So are those of imports.
 
     Raises:
         AsyncrlError: Raised by ``load``; the node has left the run.
     """
-    collect_earlier_models()
     service_manager().starting("loading the model")
+    gc.freeze()
     loaded = await await_with_beats(link, beat_s, _in_thread(load))
     gc.collect()
     gc.freeze()

@@ -15,7 +15,8 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,40 @@ from asyncrl.runtime.sessions import join_steadily
 from asyncrl.wire.handshake import identity, leave, send_beats
 from asyncrl.wire.link import Link
 from asyncrl.wire.run_address import KEY_VARIABLE, SECRET_VARIABLE, locate
-from asyncrl.workers.child import FINAL_CODES, AfterExit, Child, Exit, RestartBudget, keep_alive, why
+from asyncrl.workers.child import FINAL_CODES, LATE_S, AfterExit, Child, Exit, RestartBudget, keep_alive, why
+from asyncrl.workers.forked import Importer
 
 # ── children ──────────────────────────────────────────────────────────────────────────────────
 # The child processes of a run: one per role, one per tracker, and at the end one that writes the report.
 
 REPORT_S = 120.0
 """Most seconds that the report may take."""
+LIBRARY_SETTINGS = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+"""Variables that libraries read when they are imported."""
+OF_MODELS = (
+    "asyncrl.runtime.trainer",
+    "asyncrl.runtime.rollout",
+    "asyncrl.rollout.engines.transformers.engine",
+)
+"""Modules of trainers, and of rollouts with the built-in engine."""
+
+
+@contextmanager
+def importing(config: Config, trainer: Devices | None, shares: Sequence[Devices]) -> Iterator[Importer | None]:
+    """
+    Import what a run's trainer and rollouts need, in a process that is to become each of them, until the block ends.
+
+    None if each imports for itself: an engine that starts processes of its own, and those with devices, which libraries
+    look for while they are imported.
+    """
+    kinds = {devices.kind for devices in (trainer, *shares) if devices}
+    if sys.platform != "linux" or config.rollout.engine != "transformers" or kinds != {"cpu"}:
+        yield None
+        return
+    with closing(
+        Importer(OF_MODELS, LIBRARY_SETTINGS | shares[0].environment() | {"OMP_NUM_THREADS": "1"})
+    ) as importer:
+        yield importer
 
 
 def role_process(
@@ -68,8 +96,7 @@ def role_process(
     command = [sys.executable, "-m", "asyncrl.cli.node", "--role", role, "--name", name, *options]
     threads = {"rollout": config.rollout.threads, "trainer": config.trainer.threads}.get(role, 1)
     # OpenMP reads the number of threads when it is loaded, too early to set it from Python code.
-    settings = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    return Child(name, command, log, settings | (environment or {}))
+    return Child(name, command, log, LIBRARY_SETTINGS | {"OMP_NUM_THREADS": str(threads)} | (environment or {}))
 
 
 def tracker_process(name: str, directory: RunDirectory) -> Child:
@@ -188,7 +215,7 @@ class RunSupervisor:
     One run on one machine, with the devices of the trainer (None: the CPU) and the ``shares`` of the rollouts.
 
     The broker serves its metrics as ``metrics`` says, and every further process at the next port. It sends spans if the
-    run ``is_traced``.
+    run ``is_traced``. Its trainer and rollouts are first started by ``importer``, if there is one.
     """
 
     def __init__(
@@ -201,6 +228,7 @@ class RunSupervisor:
         *,
         metrics: MetricsOptions | None = None,
         is_traced: bool = False,
+        importer: Importer | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._config = config
@@ -210,6 +238,7 @@ class RunSupervisor:
         self._shares = shares
         self._metrics = metrics
         self._is_traced = is_traced
+        self._importer = importer
         self._sleep = sleep
         self._children: list[Child] = []
         self._trackers: list[Child] = []
@@ -246,11 +275,13 @@ class RunSupervisor:
 
     async def _run(self, stopping: asyncio.Event) -> str:
         self._spawn(self._interrupt(stopping))
+        if self._importer:
+            self._spawn(self._importer.listen())
         try:
             if not await self._start_broker():
                 return ""
             self._spawn(self._attend())
-            await self._start_nodes()
+            self._start_nodes()
             self._start_trackers()
             self._spawn(self._report_waiting())
             return await self._ended
@@ -266,7 +297,7 @@ class RunSupervisor:
         """Start the broker, and wait until nodes can connect. False if the run was complete already."""
         files = ("--config", str(self._directory.config), "--run-dir", str(self._directory.path))
         traces = ["--traces"] if self._is_traced else []
-        broker = await self._start("broker", BROKER, *files, *traces)
+        broker = self._start("broker", BROKER, *files, *traces)
         deadline = time.monotonic() + START_S
         while not self._directory.address.exists():
             if self._ended.done() and not self._ended.result():
@@ -278,13 +309,13 @@ class RunSupervisor:
             await self._sleep(0.02)
         return True
 
-    async def _start_nodes(self) -> None:
+    def _start_nodes(self) -> None:
         to_broker = ("--run-dir", str(self._directory.path))
         devices_of_trainer = self._trainer.environment() if self._trainer else None
-        await self._start("trainer", "trainer-0", *to_broker, environment=devices_of_trainer)
-        await self._start("reward", "reward-0", *to_broker)
+        self._start("trainer", "trainer-0", *to_broker, environment=devices_of_trainer)
+        self._start("reward", "reward-0", *to_broker)
         for i, devices in enumerate(self._shares):
-            await self._start("rollout", f"rollout-{i}", *to_broker, environment=devices.environment())
+            self._start("rollout", f"rollout-{i}", *to_broker, environment=devices.environment())
 
     def _start_trackers(self) -> None:
         self._trackers = [tracker_process(name, self._directory) for name in self._config.trackers.use]
@@ -292,13 +323,12 @@ class RunSupervisor:
         for child in self._trackers:
             self._spawn(keep_tracking(child, self._config, exited=self._tracker_exited, is_over=self._is_over))
 
-    async def _start(self, role: Role, name: str, *options: str, environment: dict[str, str] | None = None) -> Child:
+    def _start(self, role: Role, name: str, *options: str, environment: dict[str, str] | None = None) -> Child:
         log = self._directory.logs / f"{name}.log"
         metrics = self._metrics.of_child(len(self._children)).as_options() if self._metrics else []
         variables = OWN_SECRET | (environment or {})
         child = role_process(role, name, self._config, log, *options, *metrics, environment=variables)
         self._children.append(child)
-        await child.start()
         self._spawn(self._watch(role, child))
         return child
 
@@ -317,7 +347,11 @@ class RunSupervisor:
     # ── watch ───────────────────────────────────────────────────────────────────────────────
 
     async def _watch(self, role: Role, child: Child) -> None:
+        """Start a process, and restart it whenever it dies, within the budget; one that is restarted imports itself."""
         settings = self._config.supervisor
+        await child.start(self._importer.fork if self._importer and role in ("trainer", "rollout") else None)
+        if self._is_over():  # Nobody else ends what was not started yet.
+            await child.end(drain_s=LATE_S)
 
         async def after_exit(code: int) -> AfterExit:
             if role == "broker" and code == 0 and (summary := self._directory.read_summary()):

@@ -110,26 +110,31 @@ async def run_trainer(node: RunNode, stopping: StopEvent, *, may_fetch: bool = T
     async with node.part_of_run(stopping):
         async for session in node.sessions():
             async with session:
-                models = local_copies(session.welcome, node.run, session.who, may_fetch=may_fetch)
-                session.copies = await session.wait_for(models)
-                config = session.config
-                if service_manager().owns_process:  # What it writes has the access that the run's files have.
-                    restrict_umask(group_reads=config.run.share_with_group)
-                interface = await asyncio.to_thread(local_address, node.run.broker, config.weights.interface)
-                if config.trainer.nodes > 1:
-                    await train_together(session, interface, partial(_train, interface=interface, images=images))
-                    continue
-                await session.wait_for(fetch_checkpoint(session.welcome, node.run, session.who))
-                if config.rollout.colocated:
-                    collect_earlier_models()
-                    empty_cache(config.trainer.device)
-                    await session.take_turn()
-                train = partial(_train, session, interface, images)
-                if config.trainer.ranks == 1:
-                    await train(form=partial(SingleRank, config.trainer.device), others=NoOtherRanks())
-                else:
-                    place = only_machine(session.who.node, config.trainer.ranks, interface)
-                    await with_ranks(session, train, place)
+                await _take_part(node, session, images, may_fetch=may_fetch)
+            collect_earlier_models()
+
+
+async def _take_part(node: RunNode, session: NodeSession, images: ImageCache, *, may_fetch: bool) -> None:
+    """Train until the session ends."""
+    models = local_copies(session.welcome, node.run, session.who, may_fetch=may_fetch)
+    session.copies = await session.wait_for(models)
+    config = session.config
+    if service_manager().owns_process:  # What it writes has the access that the run's files have.
+        restrict_umask(group_reads=config.run.share_with_group)
+    interface = await asyncio.to_thread(local_address, node.run.broker, config.weights.interface)
+    if config.trainer.nodes > 1:
+        await train_together(session, interface, partial(_train, interface=interface, images=images))
+        return
+    await session.wait_for(fetch_checkpoint(session.welcome, node.run, session.who))
+    if config.rollout.colocated:
+        empty_cache(config.trainer.device)
+        await session.take_turn()
+    train = partial(_train, session, interface, images)
+    if config.trainer.ranks == 1:
+        await train(form=partial(SingleRank, config.trainer.device), others=NoOtherRanks())
+    else:
+        place = only_machine(session.who.node, config.trainer.ranks, interface)
+        await with_ranks(session, train, place)
 
 
 async def _train(

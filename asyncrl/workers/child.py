@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, Protocol
 
 from msgspec import Struct
 
@@ -143,6 +143,28 @@ def why(last_words: bytes) -> str:
     return shown((ours or lines or [""])[-1], LAST_WORDS_BYTES)
 
 
+class ChildProcess(Protocol):
+    """A process that was started: one of asyncio, or a copy of an importer."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs."""
+
+    async def wait(self) -> int:
+        """Wait for the exit code."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+
+Fork = Callable[[Sequence[str], Mapping[str, str], BinaryIO], Awaitable[ChildProcess | None]]
+"""Starts a command, with its environment and output; None if it cannot. See `asyncrl.workers.forked`."""
+
+
 class Child:
     """One child process."""
 
@@ -153,7 +175,7 @@ class Child:
         self._relay = Relay(LAST_WORDS_BYTES)
         self._command = command
         self._environment = {**os.environ, **environment}
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
         self._log_began = 0
         """Size of the log in bytes when the running process was started."""
         self._session: int | None = None
@@ -163,15 +185,16 @@ class Child:
     def pid(self) -> int | None:
         return self._process.pid if self._process and self._process.returncode is None else None
 
-    async def start(self) -> None:
+    async def start(self, fork: Fork | None = None) -> None:
         """
-        Start the process; its output is appended to the log.
+        Start the process, by ``fork`` if that can; its output is appended to the log.
 
         Raises:
             RunFailed: The log cannot be written.
         """
         with self._output() as output:
-            self._process = await asyncio.create_subprocess_exec(
+            forked = await fork(self._command, self._environment, output) if fork else None
+            self._process = forked or await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,

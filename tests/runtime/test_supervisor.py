@@ -162,7 +162,7 @@ class FakeChild:
         self.pid = None
         return 0
 
-    async def start(self) -> None:
+    async def start(self, _: object = None) -> None:
         """Run already."""
 
     async def end(self, drain_s: float) -> None:
@@ -318,7 +318,7 @@ def test_a_broker_that_ends_in_order_has_ended_its_run(
     class Broker(FakeChild):
         log = None
 
-        async def start(self) -> None:
+        async def start(self, _: object = None) -> None:
             started.append(self.name)
             directory.summary.write_text(SUMMARY % (status, cause))
 
@@ -356,7 +356,7 @@ def test_only_the_broker_sends_traces(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(made, "_watch", lambda *_: asyncio.sleep(0))
         async with asyncio.TaskGroup() as made._tasks:
             await made._start_broker()
-            await made._start_nodes()
+            made._start_nodes()
 
     nothing: Any = None
     monkeypatch.setattr(supervisor, "role_process", role_process)
@@ -380,8 +380,8 @@ def test_each_process_serves_its_metrics_at_a_port_of_its_own(tmp_path: Path, mo
         made = RunSupervisor(nothing, RunDirectory(tmp_path), nothing, None, [Devices("cpu")] * 2, metrics=metrics)
         monkeypatch.setattr(made, "_watch", lambda *_: asyncio.sleep(0))
         async with asyncio.TaskGroup() as made._tasks:
-            await made._start("broker", supervisor.BROKER)
-            await made._start_nodes()
+            made._start("broker", supervisor.BROKER)
+            made._start_nodes()
 
     nothing: Any = None
     monkeypatch.setattr(supervisor, "role_process", role_process)
