@@ -10,8 +10,9 @@ the median over the rounds.
 
     to held-out accuracy   seconds from the first step until a policy with this accuracy exists. The time of asyncrl's
                            evaluations counts, because its rollouts run them; the time of the peers' does not
-    step, trained tokens   mean step time, and completion tokens per second, over the second half of the steps, when
-                           completions have reached their final length. No contender evaluates during these runs
+    step, trained tokens   mean step time, and completion tokens per second, over the steps from halfway on, when
+                           completions have reached their final length, while the pipeline is full (timeline.py). No
+                           contender evaluates during these runs
     CPU of a step          CPU time of all processes over the same steps; other load on the machine hardly changes it
     peak memory            most that all processes have together in these steps, what they share counted once
 

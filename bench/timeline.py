@@ -1,5 +1,16 @@
-"""Timings, token counts and held-out accuracies of one contender of `loop.py`."""
+"""
+Timings, token counts and held-out accuracies of one contender of `loop.py`.
 
+A pipeline samples batches ahead of the step that trains them. Its first steps wait for their batches, and its last ones
+train what was sampled before: either would make a mean of few steps wrong, so the timed steps leave both out, and as
+many batches are sampled as are trained while they last.
+
+    steps      0   1   2   3   4   5   6   7        ahead = 1, of eight steps
+    training   ───┼───┼───┼═══┼═══┼═══┼═══┼───
+    sampling   1   2   3   4   5   6   7   none     timed: 3 to 6
+"""
+
+import math
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,6 +21,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from workload import Weights, Workload
+
+from asyncrl.config.config import Config
 
 
 class Timeline(Struct, frozen=True, kw_only=True):
@@ -23,40 +36,42 @@ class Timeline(Struct, frozen=True, kw_only=True):
     """[steps] completion tokens of each batch."""
     accuracies: list[tuple[int, float, float]]
     """(steps done, seconds, held-out accuracy)."""
+    ahead: int
+    """Batches that may be sampled before the step that trains them, `batches_ahead`; the same for all contenders."""
     notes: dict[str, float] = {}
     """Additional figures specific to this contender."""
     load_s: float = 0.0
     """Seconds from starting the command to the start of the clock."""
     cpu_s: dict[str, float] = {}
-    """CPU seconds per step over the second half, by process name."""
+    """CPU seconds per timed step, by process name."""
     memory_gb: float = 0.0
-    """Most memory of all processes together in the second half."""
+    """Most memory of all processes together in the timed steps."""
 
     def step_s(self) -> float:
         """
-        Mean seconds per step over the second half.
+        Mean seconds per timed step.
 
         Batches that are sampled together end together: a contender then has one long step and one of almost no time in
         turn, and the median is that of either.
         """
-        return (self.ends_s[-1] - self.ends_s[self._half]) / (len(self.ends_s) - 1 - self._half)
+        return (self.ends_s[self._last] - self.ends_s[self._before]) / self._timed
 
     def tokens_per_s(self) -> float:
-        """Completion tokens trained per second over the second half."""
-        return sum(self.tokens[self._half + 1 :]) / (self.ends_s[-1] - self.ends_s[self._half])
+        """Completion tokens trained per second over the timed steps."""
+        seconds = self.ends_s[self._last] - self.ends_s[self._before]
+        return sum(self.tokens[self._before + 1 : self._last + 1]) / seconds
 
     def cpu_s_per_step(self) -> float:
-        """CPU seconds per step of all processes over the second half."""
+        """CPU seconds per timed step of all processes."""
         return sum(self.cpu_s.values())
 
     def with_process_times(self, started_s: float, watch: CpuWatch) -> "Timeline":
         """A copy with load time, CPU time and memory, which are measured by the parent process."""
-        start_s, end_s = self.zero_s + self.ends_s[self._half], self.zero_s + self.ends_s[-1]
-        steps = len(self.ends_s) - 1 - self._half
+        start_s, end_s = self.zero_s + self.ends_s[self._before], self.zero_s + self.ends_s[self._last]
         return replace(
             self,
             load_s=self.zero_s - started_s,
-            cpu_s={name: seconds / steps for name, seconds in watch.used(start_s, end_s).items()},
+            cpu_s={name: seconds / self._timed for name, seconds in watch.used(start_s, end_s).items()},
             memory_gb=watch.most_memory(start_s, end_s) / 1e9,
         )
 
@@ -65,9 +80,27 @@ class Timeline(Struct, frozen=True, kw_only=True):
         return next((seconds for _, seconds, reached in self.accuracies if reached >= accuracy), None)
 
     @property
-    def _half(self) -> int:
-        """Number of steps in the first half, where completions are short because chains are not yet learned."""
-        return len(self.ends_s) // 2
+    def _before(self) -> int:
+        """Step whose end begins the timed ones: halfway, because early completions are short."""
+        return max(self.ahead, (len(self.ends_s) - self.ahead) // 2)
+
+    @property
+    def _last(self) -> int:
+        return len(self.ends_s) - 1 - self.ahead
+
+    @property
+    def _timed(self) -> int:
+        if (timed := self._last - self._before) < 1:
+            raise SystemExit(
+                f"run.steps is {len(self.ends_s)}: expected at least {2 * self.ahead + 2}, of which one is timed while "
+                f"batches are sampled {self.ahead} ahead"
+            )
+        return timed
+
+
+def batches_ahead(config: Config) -> int:
+    """Batches that a run may sample before the step that trains them."""
+    return math.ceil(config.schedule.window / config.schedule.groups_per_step) - 1
 
 
 class Stopwatch:
@@ -116,6 +149,7 @@ class Stopwatch:
             tokens=self._tokens,
             accuracies=[(done, s, reached) for (done, s, _), reached in zip(self._kept, accuracies, strict=True)],
             notes=notes,
+            ahead=batches_ahead(self._workload.config),
         )
 
     def _keep(self, done: int, seconds: float) -> None:

@@ -8,7 +8,7 @@ from time import monotonic, time
 
 from cpu import CpuWatch
 from run_files import written
-from timeline import Timeline
+from timeline import Timeline, batches_ahead
 
 from asyncrl.config.config import Config
 from asyncrl.records.run_record import RunRecord, read_run
@@ -29,10 +29,11 @@ def run(config: Config, directory: Path) -> Timeline:
             code = process.wait()
     if code:
         raise SystemExit(f"asyncrl run failed with exit code {code}: {(directory / 'asyncrl.log').read_text()}")
-    return read_timeline(read_run(directory / "asyncrl")).with_process_times(started_s, watch)
+    timeline = read_timeline(read_run(directory / "asyncrl"), batches_ahead(config))
+    return timeline.with_process_times(started_s, watch)
 
 
-def read_timeline(record: RunRecord) -> Timeline:
+def read_timeline(record: RunRecord, ahead: int) -> Timeline:
     """
     Measurements from the run directory. The clock starts when the trainer begins to wait for its first batch.
 
@@ -46,6 +47,7 @@ def read_timeline(record: RunRecord) -> Timeline:
     return Timeline(
         zero_s=began_s + zero_s,
         ends_s=[at_s - zero_s for at_s in times_s],
+        ahead=ahead,
         tokens=[int(value) for _, value in record.curve("tokens")],
         accuracies=[
             (found.policy_version * per_publish, max(live_s[found.policy_version], 0.0), found.accuracy)
