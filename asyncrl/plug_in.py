@@ -224,10 +224,17 @@ def _load(where: str, path: str, setting: str) -> ModuleType:
             meant = "; paths are relative to the folder that asyncrl is run in"
         raise ConfigError(f"{setting} is {path!r}, but there is no file {Path(where).absolute()}{meant}")
     try:
-        return _run_file(Path(where).resolve()) if is_file else importlib.import_module(where)
+        return _run_file(Path(where).resolve()) if is_file else _import(where)
     except (Exception, SystemExit) as error:  # custom code may raise anything when it is imported
         why = describe(error, __file__, importlib.__file__)
         raise ConfigError(f"{setting} is {path!r}, but {where} cannot be imported: {why}") from error
+
+
+def _import(module: str) -> ModuleType:
+    """Import an installed module, or else one of the working directory, whose files hide no library."""
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(module)
 
 
 def _run_file(path: Path) -> ModuleType:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,18 @@ def test_functions_of_one_file_share_its_module(file: Path, monkeypatch: pytest.
     monkeypatch.chdir(file.parent)
 
     assert load_function("mine.py:recall", setting="algorithm.advantage")(0, lam=1) == [7]
+
+
+def test_a_module_of_the_working_directory_is_found_after_those_that_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    (tmp_path / "rewards_of_mine.py").write_text("def score(x): return 'mine'\n")
+    (tmp_path / "wave.py").write_text("def open(x): return 'mine'\n")
+    assert load_function("rewards_of_mine:score", setting="reward.function")(0) == "mine"
+    assert load_function("wave:open", setting="reward.function").__module__ == "wave"
+    assert Path(sys.modules["wave"].__file__ or "").parent != tmp_path
 
 
 def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> None:

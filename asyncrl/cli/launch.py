@@ -16,6 +16,7 @@ from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.terminal import command_line, echo
+from asyncrl.workers.child import module_command
 
 # ── before a first run ─────────────────────────────────────────────────────────────────────────
 # `asyncrl example` and `asyncrl init`: the files that a first run needs.
@@ -121,7 +122,7 @@ def begin_apart(command: Sequence[str]) -> int:
 
 def again() -> list[str]:
     """This command without ``--detach``."""
-    return [sys.executable, "-m", "asyncrl", *(word for word in sys.argv[1:] if word != "--detach")]
+    return module_command("asyncrl", *(word for word in sys.argv[1:] if word != "--detach"))
 
 
 def when_begun() -> Callable[[RunDirectory], None] | None:

@@ -13,7 +13,6 @@ import asyncio
 import os
 import re
 import secrets
-import sys
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -29,6 +28,7 @@ from asyncrl.episodes.environment import EnvironmentDiverged, TaskInput
 from asyncrl.errors import ConfigError, ContainerFailed, EnvironmentFailed
 from asyncrl.log import get_logger
 from asyncrl.messages.session import ContainerCounts
+from asyncrl.workers.child import module_command
 from asyncrl.workers.containers import (
     EPISODE,
     LINGER_S,
@@ -329,7 +329,7 @@ class ContainerPool:
 
     async def _start_reaper(self) -> None:
         reader, self._reaper = os.pipe()
-        command = (sys.executable, "-m", "asyncrl.workers.reaper", self.runtime, self._owner, str(LINGER_S))
+        command = module_command("asyncrl.workers.reaper", self.runtime, self._owner, str(LINGER_S))
         try:
             starter = await asyncio.create_subprocess_exec(
                 *command, stdin=reader, stdout=asyncio.subprocess.DEVNULL, start_new_session=True

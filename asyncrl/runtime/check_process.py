@@ -8,7 +8,7 @@ from collections.abc import Callable
 from asyncrl.config.config import Config, from_json, to_json
 from asyncrl.config.sections.models import hidden_keys
 from asyncrl.errors import AsyncrlError, ConfigError
-from asyncrl.workers.child import OURS, why
+from asyncrl.workers.child import OURS, module_command, why
 
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
@@ -19,7 +19,7 @@ def check_apart(module: str, config: Config, *arguments: str, limit_s: float, to
 
     Raises `ConfigError` with its error, or with ``too_slow`` if it takes longer than ``limit_s`` seconds.
     """
-    command, environment = [sys.executable, "-m", module, *arguments], os.environ | QUIET | hidden_keys(config.models)
+    command, environment = module_command(module, *arguments), os.environ | QUIET | hidden_keys(config.models)
     try:
         checked = subprocess.run(
             command, input=to_json(config), capture_output=True, timeout=limit_s, check=False, env=environment

@@ -7,7 +7,6 @@ import asyncio
 import os
 import select
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,7 +53,7 @@ from asyncrl.runtime.screen import RunConsole, Screen, continuation_lines, outco
 from asyncrl.runtime.supervisor import RunSupervisor, importing, write_report
 from asyncrl.terminal import command_line, say, told_if_slow
 from asyncrl.weights.groups.network_interface import interface_addresses
-from asyncrl.workers.child import dies_with, why
+from asyncrl.workers.child import dies_with, module_command, why
 from asyncrl.workers.forked import Importer
 
 # ── beside ────────────────────────────────────────────────────────────────────────────────────
@@ -78,7 +77,7 @@ def dashboard_beside(directory: RunDirectory, say: Callable[[str], None]) -> Ite
     Raises:
         ConfigError: It did not start; the message is its own.
     """
-    command = [sys.executable, "-m", "asyncrl", "dashboard", str(directory.path)]
+    command = module_command("asyncrl", "dashboard", str(directory.path))
     log = directory.logs / "dashboard.log"
     with appending(log) as output:
         process = subprocess.Popen(

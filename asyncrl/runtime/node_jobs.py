@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import struct
-import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
@@ -41,7 +40,18 @@ from asyncrl.terminal import echo
 from asyncrl.wire.addresses import announced, bound_again, check_address, reached, tcp
 from asyncrl.wire.handshake import identity, leave, only_asking
 from asyncrl.wire.run_address import RunAddress, find_run, leave_credentials, remove_credentials
-from asyncrl.workers.child import FINAL_CODES, LATE_S, AfterExit, Child, Exit, RestartBudget, dies_with, keep_alive, why
+from asyncrl.workers.child import (
+    FINAL_CODES,
+    LATE_S,
+    AfterExit,
+    Child,
+    Exit,
+    RestartBudget,
+    dies_with,
+    keep_alive,
+    module_command,
+    why,
+)
 from asyncrl.workers.forked import uncollected
 
 
@@ -141,7 +151,7 @@ async def choose_staleness(path: Path) -> StalenessChoice:
 
     Raises `AsyncrlError` if the process fails, or is not done within `DEADLINE_S` seconds.
     """
-    command = ("nice", "-n", "19", sys.executable, "-m", "asyncrl", "why", str(path), "--staleness", "--json")
+    command = ("nice", "-n", "19", *module_command("asyncrl", "why", str(path), "--staleness", "--json"))
     try:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, preexec_fn=dies_with(os.getpid())

@@ -11,7 +11,6 @@ never disagree on the progress of the run.
 
 import asyncio
 import socket
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
@@ -39,7 +38,7 @@ from asyncrl.weights.groups.store import LinkStore, shut_down
 from asyncrl.wire.addresses import tcp
 from asyncrl.wire.curve import hub_keys_of, needs_keys
 from asyncrl.wire.zmq_hub import ZmqHub
-from asyncrl.workers.child import Child, describe_exit
+from asyncrl.workers.child import Child, describe_exit, module_command
 
 # ── place ─────────────────────────────────────────────────────────────────────────────────────
 # A machine of a trainer, and a rank: where they are among the others.
@@ -286,7 +285,7 @@ async def start_ranks(
                 rank, local_rank, place.size, place.interface, session.run.broker, secret_file, dict(session.copies)
             )
             where = msgspec.json.encode(own).decode()
-            command = [sys.executable, "-m", "asyncrl.runtime.rank", hub.address, name, where]
+            command = module_command("asyncrl.runtime.rank", hub.address, name, where)
             children.append(Child(name, command, None, session.run.environment()))
     for child in children:
         stack.push_async_callback(child.end, leave_s)

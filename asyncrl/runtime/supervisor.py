@@ -48,7 +48,17 @@ from asyncrl.runtime.sessions import join_steadily
 from asyncrl.wire.handshake import identity, leave, send_beats
 from asyncrl.wire.link import Link
 from asyncrl.wire.run_address import KEY_VARIABLE, SECRET_VARIABLE, locate
-from asyncrl.workers.child import FINAL_CODES, LATE_S, AfterExit, Child, Exit, RestartBudget, keep_alive, why
+from asyncrl.workers.child import (
+    FINAL_CODES,
+    LATE_S,
+    AfterExit,
+    Child,
+    Exit,
+    RestartBudget,
+    keep_alive,
+    module_command,
+    why,
+)
 from asyncrl.workers.forked import Importer
 
 # ── children ──────────────────────────────────────────────────────────────────────────────────
@@ -93,7 +103,7 @@ def role_process(
     ``log`` is the file for its output; None uses the standard error of this process. ``options`` go to `asyncrl-node`;
     ``environment`` has further variables, such as those that select its devices.
     """
-    command = [sys.executable, "-m", "asyncrl.cli.node", "--role", role, "--name", name, *options]
+    command = module_command("asyncrl.cli.node", "--role", role, "--name", name, *options)
     threads = {"rollout": config.rollout.threads, "trainer": config.trainer.threads}.get(role, 1)
     # OpenMP reads the number of threads when it is loaded, too early to set it from Python code.
     return Child(name, command, log, LIBRARY_SETTINGS | {"OMP_NUM_THREADS": str(threads)} | (environment or {}))
@@ -101,14 +111,14 @@ def role_process(
 
 def tracker_process(name: str, directory: RunDirectory) -> Child:
     """Child process that runs `asyncrl track` for one tracker; not started."""
-    command = [sys.executable, "-m", "asyncrl", "track", str(directory.path), name]
+    command = module_command("asyncrl", "track", str(directory.path), name)
     child = f"tracker-{label(name)}"
     return Child(child, command, directory.logs / f"{child}.log", {"OMP_NUM_THREADS": "1"})
 
 
 def write_report(directory: RunDirectory) -> str:
     """Write the report of a run that is over, in a process of its own; returns why there is none, or an empty text."""
-    command = [sys.executable, "-m", "asyncrl", "report", str(directory.path)]
+    command = module_command("asyncrl", "report", str(directory.path))
     try:
         subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=REPORT_S, check=True)
     except subprocess.CalledProcessError as failed:

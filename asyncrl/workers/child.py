@@ -143,6 +143,11 @@ def why(last_words: bytes) -> str:
     return shown((ours or lines or [""])[-1], LAST_WORDS_BYTES)
 
 
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Command of a module of ours, in whose process no file of the working directory hides a library."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
 class ChildProcess(Protocol):
     """A process that was started: one of asyncio, or a copy of an importer."""
 

@@ -29,7 +29,7 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Struct
 
-from asyncrl.workers.child import ChildProcess, dies_with
+from asyncrl.workers.child import ChildProcess, dies_with, module_command
 
 MAX_BYTES = 1 << 20
 """Longest message; most kernels refuse one that is shorter."""
@@ -38,7 +38,7 @@ ROOM = " " * 1024
 
 
 class ForkRequest(Struct):
-    """A process to become: that of ``python -m MODULE ARGUMENTS`` in this environment."""
+    """A process to become: that of a `module_command` in this environment."""
 
     command: list[str]
     environment: dict[str, str]
@@ -85,7 +85,7 @@ class Importer:
         self._control.setblocking(False)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno()), *modules, ROOM],
+                module_command(__name__, str(theirs.fileno()), *modules, ROOM),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -101,7 +101,7 @@ class Importer:
         self, command: Sequence[str], environment: Mapping[str, str], output: BinaryIO
     ) -> ChildProcess | None:
         """
-        Start the process of ``python -m MODULE ARGUMENTS`` once everything is imported; `listen` hears of it.
+        Start the process of a `module_command` once everything is imported; `listen` hears of it.
 
         Returns None if the importer is gone, for instance because a module cannot be imported.
         """
@@ -224,7 +224,7 @@ def _become(request: ForkRequest, output: int) -> None:
     os.environ.clear()
     os.environ.update(request.environment)
     _show(request.command)
-    _, _, module, *sys.argv[1:] = request.command
+    _, _, _, module, *sys.argv[1:] = request.command
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import signal
-import sys
 from asyncio import StreamReader, StreamWriter
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from msgspec import Struct
 
 from asyncrl.workers import folders
 from asyncrl.workers import keeper as keeper_module
+from asyncrl.workers.child import module_command
 from asyncrl.workers.folders import MARK
 from asyncrl.workers.keeper import GuardLimits
 
@@ -112,7 +112,7 @@ class KeptProcess:
         arguments = (report, output_bytes, *limits, traces.group or "", *place)
         try:
             keeper = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "asyncrl.workers.keeper", *map(str, arguments), *command),
+                *module_command("asyncrl.workers.keeper", *map(str, arguments), *command),
                 stdin=PIPE,
                 stdout=PIPE,
                 start_new_session=True,

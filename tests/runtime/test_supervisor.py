@@ -50,7 +50,7 @@ def test_threads_devices_and_options_reach_the_child(
         return await child.wait()
 
     assert asyncio.run(scene()) == 0
-    assert child.last_line() == f"{threads} 4,5 -m asyncrl.cli.node --role {role} --name gpu-1 --broker tcp://x"
+    assert child.last_line() == f"{threads} 4,5 -P -m asyncrl.cli.node --role {role} --name gpu-1 --broker tcp://x"
 
 
 def exits(tmp_path: Path, code: str, *, is_over: bool = False) -> list[Exit]:

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from asyncrl.errors import BrokenInvariant
-from asyncrl.workers.child import AfterExit, Child, Exit, Relay, RestartBudget, describe_exit, keep_alive
+from asyncrl.workers.child import (
+    AfterExit,
+    Child,
+    Exit,
+    Relay,
+    RestartBudget,
+    describe_exit,
+    keep_alive,
+    module_command,
+)
 
 
 def test_output_is_copied_to_standard_error_and_its_end_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
@@ -119,6 +128,15 @@ def test_the_output_of_a_child_is_logged_and_its_last_line_is_kept(tmp_path: Pat
         assert child.last_line() == "no such file"
 
     asyncio.run(scene())
+
+
+def test_no_file_of_the_working_directory_hides_a_library(tmp_path: Path) -> None:
+    for name in ("tokenize", "random", "msgspec"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')")
+    done = subprocess.run(
+        module_command("asyncrl", "--version"), cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_last_line_of_asyncrl_takes_precedence_over_later_output(tmp_path: Path) -> None:

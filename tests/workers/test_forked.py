@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.workers.child import Child
+from asyncrl.workers.child import Child, module_command
 from asyncrl.workers.forked import Importer
 
 pytestmark = [
@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def a_child(folder: Path, argument: str) -> Child:
-    command = [sys.executable, "-m", "role", argument, "of", "several words"]
+    command = module_command("role", argument, "of", "several words")
     return Child(f"role-{argument}", command, folder / f"{argument}.log", {"COLOUR": "red"})
 
 
@@ -82,7 +82,7 @@ def test_a_process_shows_its_own_command_and_is_ended_like_any_child(folder: Pat
         await child.start(importer.fork)
         assert child.pid
         await printed(child)
-        assert shown(child.pid) == [sys.executable, "-m", "role", "stay", "of", "several words"]
+        assert shown(child.pid) == module_command("role", "stay", "of", "several words")
         await child.end(drain_s=30)
         assert await child.wait() == -signal.SIGTERM
 

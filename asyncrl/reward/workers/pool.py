@@ -41,6 +41,7 @@ from asyncrl.reward.workers.messages import (
     encode,
     hung_message,
 )
+from asyncrl.workers.child import module_command
 from asyncrl.workers.keeper import AT_ONCE_BYTES, GuardLimits
 from asyncrl.workers.worker import LOST_IN_A_ROW, WorkerProcess, WorkerProgram, WorkerSlot, start_all
 
@@ -49,7 +50,7 @@ from asyncrl.workers.worker import LOST_IN_A_ROW, WorkerProcess, WorkerProgram, 
 
 START_S = 60.0
 """Seconds to import the verifiers; heavy maths libraries take ten on a busy machine."""
-WORKER = (sys.executable, "-m", "asyncrl.reward.workers.worker")
+WORKER = tuple(module_command("asyncrl.reward.workers.worker"))
 
 
 class RewardProcess:

@@ -10,17 +10,18 @@ rank. The test also detects a library that reports a broadcast as done without s
 """
 
 import asyncio
-import sys
 from asyncio.subprocess import PIPE
 from tempfile import TemporaryDirectory
 
 import msgspec
 from msgspec import Struct
 
+from asyncrl.workers.child import module_command
+
 START_S = 60.0
 """Time for a process to start, in addition to its deadline: importing torch takes 20 s on a busy machine."""
 
-COMMAND = (sys.executable, "-m", "asyncrl.weights.groups.trial_rank")
+COMMAND = tuple(module_command("asyncrl.weights.groups.trial_rank"))
 
 
 class TrialPart(Struct, frozen=True):
