@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 import asyncrl
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import LinkReset
+from asyncrl.messages.token_ids import TokenIds
 from asyncrl.messages.trajectory import Span
 from asyncrl.runtime.batches import BatchStream
 from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, local_step
@@ -38,7 +39,7 @@ STEPS = [
 def make_stream(toy: Path, first_step: int = 0, **schedule: Any) -> BatchStream:
     model, config = AutoModelForCausalLM.from_pretrained(toy / "model"), load_config(toy / "toy.toml")
     config = structs.replace(config, schedule=structs.replace(config.schedule, **schedule))
-    return BatchStream(config, model, first_step=first_step)
+    return BatchStream(config, model, TokenIds(22), first_step=first_step)
 
 
 @asynccontextmanager

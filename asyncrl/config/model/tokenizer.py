@@ -52,10 +52,6 @@ END_FILES = ("generation_config.json", "config.json")
 """Files that name tokens which end a completion."""
 
 
-class _Token(Struct):
-    id: int
-
-
 class _Vocabulary(Struct):
     vocab: dict[str, int] | list[Any] = {}
 
@@ -70,14 +66,14 @@ class _Ends(_TextEnds):
 
 class _Fast(Struct):
     model: _Vocabulary
-    added_tokens: list[_Token] = []
 
 
 def check_tokenizer(model: Path, setting: str, vocab_size: int | None = None) -> None:
     """
-    Raise `ConfigError` if the directory has no tokenizer, or names token ids that the model does not have.
+    Raise `ConfigError` if the directory has no tokenizer, that of another model, or end tokens that the model lacks.
 
-    These are ids of the tokenizer, and end tokens in config.json and generation_config.json; a negative one is none.
+    These are in config.json and generation_config.json; a negative one is none. Which ids a tokenizer has is known once
+    it is loaded: see `asyncrl.weights.contents.token_ids`.
 
     Args:
         setting: Key of the path, for messages.
@@ -98,24 +94,15 @@ def check_tokenizer(model: Path, setting: str, vocab_size: int | None = None) ->
                 f"repair eos_token_id"
             )
     if highest >= vocab_size:
-        raise ConfigError(
-            f"{setting}={model}: the tokenizer has token ids up to {highest}, but the model knows 0 to "
-            f"{vocab_size - 1}; use the model's own tokenizer"
-        )
+        raise ConfigError(foreign_tokenizer(f"{setting}={model}", highest, vocab_size))
 
 
-def num_token_ids(model: Path, num_rows: int) -> int:
-    """
-    Number of token ids of a model directory that can be written: those beyond the tokenizer's last one mean no text.
-
-    Many models have more rows than their tokenizer has tokens, to fill up blocks. Without a tokenizer.json all count.
-
-    Args:
-        num_rows: Rows of the token embedding.
-    """
-    highest = _highest_id(model / FAST)
-    ends = [token_id for name in END_FILES for token_id in _end_ids(model / name)]
-    return min(num_rows, max(highest, *ends, -1) + 1) if highest >= 0 else num_rows
+def foreign_tokenizer(source: str, highest: int, vocab_size: int) -> str:
+    """Refusal of a tokenizer whose vocabulary, without added tokens, ends with an id that the model does not have."""
+    return (
+        f"{source}: the tokenizer has token ids up to {highest}, but the model knows 0 to {vocab_size - 1}; use the "
+        f"model's own tokenizer"
+    )
 
 
 def _end_ids(path: Path) -> list[int]:
@@ -129,7 +116,7 @@ def _end_ids(path: Path) -> list[int]:
 
 
 def _highest_id(path: Path) -> int:
-    """Highest token id in a tokenizer.json; -1 if there is none, or no such file."""
+    """Highest id of the vocabulary in a tokenizer.json, added tokens left out; -1 if there is none, or no such file."""
     if not path.is_file():
         return -1
     try:
@@ -140,7 +127,7 @@ def _highest_id(path: Path) -> int:
         raise ConfigError(f"{path} is not a tokenizer: {error}; {REMEDY}") from error
     vocab = found.model.vocab
     ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))  # a list has the token of id i at place i
-    return max(max(ids, default=-1), max((token.id for token in found.added_tokens), default=-1))
+    return max(ids, default=-1)
 
 
 # ── experts ───────────────────────────────────────────────────────────────────────────────────
