@@ -154,18 +154,18 @@ def num_experts(model: Path) -> int:
 # The values of the weights are not read: they are gigabytes, and rollouts receive those of the trainer.
 
 SUFFIXES = {".json", ".safetensors", ".model", ".txt", ".jinja"}
-"""Kinds of files that a model and its tokenizer are made of."""
+"""Kinds of files that a model is made of, beside its prompt files."""
 
 
 def describe(model: Path) -> list[FileDigest]:
     """
-    Files of a model directory, by name; none if there is no such directory.
+    Files of a model directory, by their paths in it; none if there is no such directory.
 
     Raises:
         ConfigError: One of them cannot be read.
     """
-    files = sorted(path for path in model.glob("*") if path.suffix in SUFFIXES and path.is_file())
-    return [_digest(path) for path in files]
+    files = {path for path in model.glob("*") if path.suffix in SUFFIXES and path.is_file()}
+    return [_digest(path, str(path.relative_to(model))) for path in sorted(files.union(prompt_files(model)))]
 
 
 def difference(model: Path, expected: Sequence[FileDigest]) -> str:
@@ -182,11 +182,12 @@ def difference(model: Path, expected: Sequence[FileDigest]) -> str:
             return (
                 f"the {part} of {file.name} has the digest {own.sha256.hex()[:12]}, expected {file.sha256.hex()[:12]}"
             )
-    extra = next((name for name in found if name.endswith(".safetensors")), "")
+    read = {str(path.relative_to(model)) for path in prompt_files(model)}
+    extra = next((name for name in found if name in read or name.endswith(".safetensors")), "")
     return f"{extra} is too many" if extra else ""
 
 
-def _digest(path: Path) -> FileDigest:
+def _digest(path: Path, name: str) -> FileDigest:
     try:
         with path.open("rb") as file:
             if path.suffix == ".safetensors":  # its header: names, types and shapes of the tensors
@@ -194,6 +195,6 @@ def _digest(path: Path) -> FileDigest:
                 content = length + file.read(min(int.from_bytes(length, "little"), MAX_HEADER))
             else:
                 content = file.read()
-        return FileDigest(path.name, path.stat().st_size, hashlib.sha256(content).digest())
+        return FileDigest(name, path.stat().st_size, hashlib.sha256(content).digest())
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error

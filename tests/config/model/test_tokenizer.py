@@ -164,6 +164,11 @@ def test_the_values_of_the_weights_are_not_compared(tmp_path: Path) -> None:
     assert difference(tmp_path / "b", expected) == ""
 
 
+def _template(model: Path) -> Path:
+    (model / "additional_chat_templates").mkdir()
+    return model / "additional_chat_templates" / "tools.jinja"
+
+
 def _rename_a_tensor(model: Path) -> None:
     raw = (model / WEIGHTS).read_bytes()
     (model / WEIGHTS).write_bytes(raw.replace(b"embed_tokens", b"embed_tokenz"))
@@ -176,6 +181,9 @@ def _rename_a_tensor(model: Path) -> None:
         (lambda model: (model / "tokenizer.json").write_text("{}"), "tokenizer.json has 2 bytes, expected "),
         (_rename_a_tensor, "the header of model.safetensors has the digest "),
         (lambda model: (model / "other.safetensors").write_bytes(bytes(8)), "other.safetensors is too many"),
+        (lambda model: (model / "added_tokens.json").write_text("{}"), "added_tokens.json is too many"),
+        (lambda model: (model / "more.tiktoken").write_text(""), "more.tiktoken is too many"),
+        (lambda model: _template(model).write_text(""), "additional_chat_templates/tools.jinja is too many"),
     ],
 )
 def test_the_first_difference_is_named(tmp_path: Path, change: Callable[[Path], object], said: str) -> None:
@@ -183,6 +191,10 @@ def test_the_first_difference_is_named(tmp_path: Path, change: Callable[[Path], 
     copy = write_model(tmp_path / "b")
     change(copy)
     assert difference(copy, expected).startswith(said)
+
+
+def test_every_file_of_which_prompts_are_made_is_described(model: Path) -> None:
+    assert {file.name for file in describe(model)} >= set(TAKEN)
 
 
 def test_a_directory_that_does_not_exist_has_no_files(tmp_path: Path) -> None:

@@ -35,10 +35,11 @@ def use_processed_logprobs(model_runner: Any) -> None:
 
 def never_sample(model: Any, token_ids: list[int], device: torch.device) -> None:
     """
-    Have a model on ``device`` give token ids no probability, in all requests.
+    Have a model on ``device`` give these token ids no probability, in all requests, in place of those given before.
 
     vLLM's own means are a bias in each request, of a thousand ids at most, and none beside draft tokens.
     """
+    vars(model).pop("compute_logits", None)
     compute, never = model.compute_logits, torch.tensor(token_ids, device=device)
 
     def compute_logits(*args: Any, **kwargs: Any) -> Tensor | None:

@@ -25,7 +25,7 @@ from tests.weights.party import LAYOUT, tensors
 class Worker(WorkerExtension):
     device = torch.device("cpu")
     vllm_config: Any = None
-    model_runner = SimpleNamespace(get_model=lambda: SimpleNamespace(compute_logits=lambda states: states))
+    model_runner = SimpleNamespace(get_model=type("Model", (), {"compute_logits": None}))
 
 
 class Loaded:
