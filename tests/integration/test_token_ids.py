@@ -4,12 +4,14 @@ Sampler, trainer, vLLM's side, export and evaluation of one model have the same 
 
 import asyncio
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
 
 from asyncrl.algo.logprobs import REMOVED
 from asyncrl.config.config import Config
@@ -36,7 +38,7 @@ from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.packing.step import TrainingTrajectory
 from asyncrl.weights.contents.token_ids import load_tokenizer
 from tests.trainer.checkpoints.writing import write
-from tests.weights.contents.tokenizer_shapes import NUM_ROWS, NUM_WORDS, SHAPES, make_model_directory
+from tests.weights.contents.tokenizer_shapes import FILES, NUM_ROWS, NUM_WORDS, SHAPES, Files, make_model_directory
 
 PROMPT_IDS = [3, 5, 7]
 NUM_COMPLETIONS, MAX_TOKENS = 24, 40
@@ -57,6 +59,13 @@ def a_config(model: Path) -> Config:
             "sampling": {"max_tokens": MAX_TOKENS, "temperature": TEMPERATURE},
         }
     )
+
+
+def an_engine(model: Path) -> TransformersEngine:
+    """The sampler of a run with this model, and of `asyncrl eval`."""
+    engine = load_engine(a_config(model))
+    assert isinstance(engine, TransformersEngine)
+    return engine
 
 
 def sample(engine: TransformersEngine, config: Config) -> list[Completion]:
@@ -91,37 +100,50 @@ def scores(learner: Learner, trajectories: list[TrainingTrajectory]) -> list[flo
     return found.logprobs.tolist()
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_sampler_trainer_vllm_export_and_evaluation_have_the_same_ids_and_log_probs(tmp_path: Path, name: str) -> None:
-    path = make_model_directory(tmp_path / "model", SHAPES[name], seed=len(name))
-    config = a_config(path)
-    learner, engine = Learner(config, path), load_engine(config)
-    assert isinstance(engine, TransformersEngine)
-    folder = write(
-        tmp_path, step=1, policy_version=1, frontier={}, snapshot=learner.snapshot(), tokenizer=PromptFiles(path)
-    )
-    export(folder, read_manifest(folder), tmp_path / "exported", card="")
-    evaluated = load_engine(a_config(tmp_path / "exported"))
-    ids = {
-        "sampler": engine.token_ids,
-        "trainer": learner.token_ids,
-        "resumed trainer": Learner(config, folder).token_ids,
-        "export": Learner(config, tmp_path / "exported").token_ids,
-        "evaluation": evaluated.token_ids,  # type: ignore[attr-defined]  as the engine above
-        "vLLM": of_vllm.read(str(path), load_tokenizer(str(path)), "float32").token_ids,
-    }
-    assert set(ids.values()) == {learner.token_ids}, ids
-
-    completions = sample(engine, config)
-    drawn = {token_id for one in completions for token_id in one.completion_ids}
-    assert drawn == set(range(learner.token_ids.vocab_size)) - set(learner.token_ids.never)
-    assert (max(drawn) >= NUM_WORDS) == (name != "tokenizer.json alone")
-    limits = limits_of(config, learner.token_ids, 0)
+def drawn_with_the_log_probs_of_the_trainer(engine: TransformersEngine, learner: Learner, config: Config) -> set[int]:
+    """Ids that the sampler draws, after their log-probs were compared."""
+    completions, limits = sample(engine, config), limits_of(config, learner.token_ids, 0)
     trajectories = [stored(one, engine.token_ids, config) for one in completions]
     assert {problem_of(one, one.unit, None, limits) for one in trajectories} == {""}
     found = scores(learner, [taken(one, limits) for one in trajectories])
     expected = [logprob for one in completions for logprob in one.behavior_logprobs]
     assert np.abs(np.subtract(found, expected)).max() < 1e-4
+    return {token_id for one in completions for token_id in one.completion_ids}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_sampler_trainer_vllm_export_and_evaluation_have_the_same_ids_and_log_probs(tmp_path: Path, name: str) -> None:
+    path = make_model_directory(tmp_path / "model", SHAPES[name], seed=len(name))
+    config = a_config(path)
+    learner, engine = Learner(config, path), an_engine(path)
+    folder = write(
+        tmp_path, step=1, policy_version=1, frontier={}, snapshot=learner.snapshot(), tokenizer=PromptFiles(path)
+    )
+    export(folder, read_manifest(folder), tmp_path / "exported", card="")
+    ids = {
+        "sampler": engine.token_ids,
+        "trainer": learner.token_ids,
+        "resumed trainer": Learner(config, folder).token_ids,
+        "export": Learner(config, tmp_path / "exported").token_ids,
+        "evaluation": an_engine(tmp_path / "exported").token_ids,
+        "vLLM": of_vllm.read(str(path), load_tokenizer(str(path)), "float32").token_ids,
+    }
+    assert set(ids.values()) == {learner.token_ids}, ids
+
+    drawn = drawn_with_the_log_probs_of_the_trainer(engine, learner, config)
+    assert drawn == set(range(learner.token_ids.vocab_size)) - set(learner.token_ids.never)
+    assert (max(drawn) >= NUM_WORDS) == (name != "tokenizer.json alone")
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(FILES)
+def test_whatever_the_files_say_sampler_and_trainer_have_the_same_ids_and_log_probs(files: Files) -> None:
+    with TemporaryDirectory() as folder:
+        path = make_model_directory(Path(folder), files, seed=len(files))
+        learner, engine = Learner(a_config(path), path), an_engine(path)
+        assert engine.token_ids == learner.token_ids
+        drawn = drawn_with_the_log_probs_of_the_trainer(engine, learner, a_config(path))
+        assert drawn.isdisjoint(learner.token_ids.without_probability(NUM_ROWS))
 
 
 @pytest.mark.parametrize("where", ["a hole", "beyond the tokenizer"])
@@ -132,7 +154,7 @@ def test_a_token_without_a_probability_leaves_no_rollout_and_is_trained_by_no_tr
     config = a_config(path)
     learner = Learner(config, path)
     token_id = {"a hole": 6, "beyond the tokenizer": NUM_ROWS - 1}[where]
-    whole = sample(load_engine(config), config)[0]
+    whole = sample(an_engine(path), config)[0]
     damaged = msgspec.structs.replace(whole, completion_ids=[token_id, *whole.completion_ids[1:]])
     cause = NEVER_SAMPLED if where == "a hole" else "token id outside the vocabulary"
 

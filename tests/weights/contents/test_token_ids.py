@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.errors import ConfigError
 from asyncrl.messages.token_ids import UNKNOWN, TokenIds, token_ids_of
 from asyncrl.weights.contents.token_ids import find_token_ids, load_tokenizer, read_token_ids
 from tests.weights.contents.tokenizer_shapes import (
-    ADDED,
     EOS,
+    FILES,
     MORE,
     NUM_ROWS,
     NUM_WORDS,
@@ -24,8 +23,6 @@ from tests.weights.contents.tokenizer_shapes import (
     Files,
     make_directory_without_a_tokenizer_json,
     make_model_directory,
-    model_of,
-    of_words,
 )
 
 
@@ -52,35 +49,8 @@ def test_an_id_is_sampled_if_it_has_a_text_or_ends_a_completion(tmp_path: Path, 
     assert name == "tokenizer.json alone" or sampled(ids) != set(range(NUM_WORDS))
 
 
-TOKENS = st.sampled_from([MORE, "<|most|>", "w3", "<eos>", "w99"])
-PARTS: dict[str, st.SearchStrategy[Files]] = {
-    "tokenizer_config.json": st.fixed_dictionaries(
-        {},
-        optional={
-            "added_tokens_decoder": st.dictionaries(
-                st.integers(0, NUM_ROWS + 5).map(str), TOKENS.map(lambda text: {**ADDED, "content": text}), max_size=3
-            ),
-            "additional_special_tokens": st.lists(TOKENS, max_size=3),
-            "extra_special_tokens": st.one_of(
-                st.lists(TOKENS, max_size=2), st.dictionaries(st.sampled_from(["a_token", "b_token"]), TOKENS)
-            ),
-            "pad_token": TOKENS,
-            "bos_token": TOKENS.map(lambda text: {"__type": "AddedToken", **ADDED, "content": text}),
-        },
-    ),
-    "added_tokens.json": st.dictionaries(TOKENS, st.integers(0, NUM_ROWS + 5), max_size=3),
-    "special_tokens_map.json": st.fixed_dictionaries({}, optional={"pad_token": TOKENS, "mask_token": TOKENS}),
-    "generation_config.json": st.fixed_dictionaries(
-        {}, optional={"eos_token_id": st.lists(st.integers(-1, NUM_ROWS - 1), min_size=1, max_size=3)}
-    ),
-    "tokenizer.json": st.tuples(st.integers(0, NUM_WORDS), st.integers(0, 3)).map(
-        lambda hole: {"model": model_of(of_words(range(hole[0], sum(hole))))}
-    ),
-}
-
-
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.fixed_dictionaries({}, optional=PARTS))
+@given(FILES)
 def test_whatever_the_files_say_an_id_is_sampled_if_it_has_a_text_or_ends_a_completion(files: Files) -> None:
     with TemporaryDirectory() as folder:
         path = make_model_directory(Path(folder), files)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -66,6 +67,35 @@ SHAPES: dict[str, Files] = {
     "more tokens than rows": settings(additional_special_tokens=[f"<|{number}|>" for number in range(12)]),
 }
 """By the place of the token that the others lack."""
+
+
+TOKENS = st.sampled_from([MORE, "<|most|>", "w3", "<eos>", "w99"])
+PARTS: dict[str, st.SearchStrategy[Files]] = {
+    "tokenizer_config.json": st.fixed_dictionaries(
+        {},
+        optional={
+            "added_tokens_decoder": st.dictionaries(
+                st.integers(0, NUM_ROWS + 5).map(str), TOKENS.map(lambda text: {**ADDED, "content": text}), max_size=3
+            ),
+            "additional_special_tokens": st.lists(TOKENS, max_size=3),
+            "extra_special_tokens": st.one_of(
+                st.lists(TOKENS, max_size=2), st.dictionaries(st.sampled_from(["a_token", "b_token"]), TOKENS)
+            ),
+            "pad_token": TOKENS,
+            "bos_token": TOKENS.map(lambda text: {"__type": "AddedToken", **ADDED, "content": text}),
+        },
+    ),
+    "added_tokens.json": st.dictionaries(TOKENS, st.integers(0, NUM_ROWS + 5), max_size=3),
+    "special_tokens_map.json": st.fixed_dictionaries({}, optional={"pad_token": TOKENS, "mask_token": TOKENS}),
+    "generation_config.json": st.fixed_dictionaries(
+        {}, optional={"eos_token_id": st.lists(st.integers(-1, NUM_ROWS - 1), min_size=1, max_size=3)}
+    ),
+    "tokenizer.json": st.tuples(st.integers(0, NUM_WORDS), st.integers(0, 3)).map(
+        lambda hole: {"model": model_of(of_words(range(hole[0], sum(hole))))}
+    ),
+}
+FILES = st.fixed_dictionaries({}, optional=PARTS)
+"""Any of these files together."""
 
 
 def make_model_directory(path: Path, files: Files, *, num_rows: int = NUM_ROWS, seed: int = 0) -> Path:

@@ -74,8 +74,9 @@ class VllmEngine(TokenizedEngine):
         Use a vLLM that is running already.
 
         Args:
-            llm: Runs ``model_path`` with `asyncrl.rollout.engines.vllm.arguments.FIXED`; may serve others too. For runs
-                with ``sampling.seeded = false`` it needs a ``seed`` that no other rollout has: vLLM's default is 0.
+            llm: Runs ``model_path`` with `asyncrl.rollout.engines.vllm.arguments.FIXED`; may serve others too, who are
+                given no ids without a text either. For runs with ``sampling.seeded = false`` it needs a ``seed`` that
+                no other rollout has: vLLM's default is 0.
             kv: After new weights, ``recompute`` the cache of running completions or ``keep`` the old one.
             overrides: ``model.overrides``, which ``llm`` has as ``hf_overrides``.
             owns_llm: Closing this engine shuts ``llm`` down.
