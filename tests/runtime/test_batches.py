@@ -118,12 +118,13 @@ def test_the_error_that_ended_the_trainer_is_raised_by_the_loop(toy: Path) -> No
         asyncio.run(main())
 
 
-def test_a_snapshot_holds_the_weights_and_publishes_them_by_name(toy: Path) -> None:
+def test_a_snapshot_holds_the_weights_and_what_ends_completions_and_publishes_them_by_name(toy: Path) -> None:
     async def main() -> BatchStream:
         return make_stream(toy)
 
     stream = asyncio.run(main())
     snapshot, published = stream.snapshot(toy), dict(stream.named_weights())
+    assert {type(config).__name__ for config in snapshot.configs} == {"Qwen3Config", "GenerationConfig"}
     assert published.keys() <= snapshot.weights.keys()
     assert all((snapshot.weights[name] == tensor).all() for name, tensor in published.items())
 
