@@ -41,9 +41,9 @@ it with ``unfinished``, and metrics with ``length``.
 """
 CallFault = Literal["json", "form", "unclosed", "name", "arguments"]
 """
-Kind of a malformed call of a tool. ``json``: its JSON is invalid. ``form``: it lacks a part, such as its name, or has
-one twice, or there are too many calls. ``unclosed``: it has no end. ``name``: there is no such tool. ``arguments``:
-they are no object, or do not fit the tool's schema.
+Kind of a malformed call of a tool. ``json``: its JSON is invalid. ``form``: it lacks a part, such as its arguments, has
+one that the form has not, or one twice, or there are too many calls. ``unclosed``: it has no end. ``name``: there is no
+such tool. ``arguments``: they are no object, or do not fit the tool's schema.
 """
 WeightsVia = Literal["collective", "spool"]
 """``collective``: a rollout is a member of transfers. ``spool``: it fetches versions from the spool."""
