@@ -29,6 +29,7 @@ from asyncrl.episodes.gateway.request import (
     num_chars,
     turn_of,
 )
+from asyncrl.episodes.pictures import PicturesExceeded
 from asyncrl.episodes.record import RecordedTurn, TurnContext
 from asyncrl.episodes.steps import MOST_CHARS
 from asyncrl.errors import DataError, EngineError, PromptTooLong
@@ -228,6 +229,9 @@ class OpenEpisode:
             if pictures.prompt and messages[:num] == self._prompt:
                 messages[:num] = pictures.with_prompt(self._prompt)
             return structs.replace(request, messages=messages)
+        except PicturesExceeded as error:
+            self.limit = error.limit
+            raise LimitReached(error.limit) from error
         except DataError as error:
             problem = f"the pictures of the request cannot be shown: {error}"
             raise RefusedRequest(400, "invalid_messages", problem, param="messages") from error
