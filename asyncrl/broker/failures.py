@@ -13,7 +13,7 @@ from asyncrl.messages.codec import Message
 from asyncrl.messages.trainer import Commit, Resumed, StepFailed, Stepped, Take
 from asyncrl.messages.weights import Live, Publishing, Transferred, Uploaded
 from asyncrl.records.events import EventKind
-from asyncrl.records.failure_sentences import OTHERS, RaisedError, sentences
+from asyncrl.records.failure_sentences import COUNTED_AS, OTHERS, RaisedError, attempts_at, sentences
 
 # ── units ─────────────────────────────────────────────────────────────────────────────────────
 # Failed units counted by cause, so that a broken reward is seen while the run goes on.
@@ -38,7 +38,7 @@ FIRST_S, LONGEST_S = 10.0, 600.0
 SHOWN_S = 1.0
 """Seconds between two messages to a supervisor."""
 EVENT: EventKind = "units.failed"
-ATTEMPTED = ("rollout", "reward")
+ATTEMPTED = ("rollout", "environment", "reward")
 """Stages whose attempts are counted when they succeed, too."""
 
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|[-+]?\d[\d.,_]*(?:e[-+]?\d+)?|'[^']*'|\"[^\"]*\"")
@@ -75,7 +75,7 @@ class FailureBook:
 
     def attempted(self, stage: str, number: int = 1) -> None:
         """Count attempts, so that failures are told as a part of all; `count` counts those that failed."""
-        self._attempts[stage] = self._attempts.get(stage, 0) + number
+        self._attempts[COUNTED_AS.get(stage, stage)] = attempts_at(stage, self._attempts) + number
 
     @property
     def counts(self) -> dict[str, int]:
@@ -109,7 +109,7 @@ class FailureBook:
                 cause.told, cause.due_s = cause.count, now_s + cause.pause_s
                 cause.pause_s = min(2 * cause.pause_s, LONGEST_S)
                 stage, _, text = cause.name.partition(": ")
-                of = self._attempts.get(stage, 0)
+                of = attempts_at(stage, self._attempts)
                 found.append({"stage": stage, "cause": text, "count": cause.count, "of": of})
         return found
 
@@ -150,7 +150,8 @@ def recorded_attempts(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     attempts: dict[str, int] = {}
     for event in events:
         if event.get("event") == EVENT and "of" in event:
-            attempts[event["stage"]] = max(attempts.get(event["stage"], 0), int(event["of"]))
+            stage = str(event["stage"])
+            attempts[COUNTED_AS.get(stage, stage)] = max(attempts_at(stage, attempts), int(event["of"]))
     return attempts
 
 

@@ -50,7 +50,7 @@ from asyncrl.messages.spool import Stored
 from asyncrl.messages.supervisor import Paused, SettingsChanged
 from asyncrl.messages.trainer import Commit, Shortened
 from asyncrl.messages.trajectory import Prompt, Unit
-from asyncrl.messages.words import Stage
+from asyncrl.messages.words import Stage, Unenforced
 from asyncrl.records.formatting import counted
 from asyncrl.wire.permissions import refusal
 
@@ -166,6 +166,8 @@ class Scheduler:
         self.rules = rule.table(self, self.training, self.versions, self.supervisors)
         """The handler of each message that has a rule; the others concern the shell alone."""
         self._goal = goal_of(config.run.stop_when) if config.run.stop_when else None
+        self._unenforced: set[Unenforced] = set()
+        """Forms of replies that nothing enforces, of which the run has been told."""
         self._num_judged = 0
         """Evaluations that were compared with the goal."""
         self.is_over = False
@@ -403,6 +405,9 @@ class Scheduler:
         if node.role == "trainer":
             self.transfers.sent(message.buckets, now_s)
         self.dispatcher.leases.renew(node.peer, now_s)
+        for name in set(message.unenforced) - self._unenforced:
+            self._unenforced.add(name)
+            self.out.event("gateway.not_enforced", node=node.name, field=name)
 
     @rule
     def _ready(self, message: Ready, node: Node, now_s: float) -> None:

@@ -22,6 +22,7 @@ from asyncrl.episodes.tool_calls import (
     between,
     end_of_json,
     json_after,
+    literal,
     named_call,
     problematic,
     read_object,
@@ -152,7 +153,7 @@ def _gemma_json(text: str, start: int) -> tuple[str, int]:
                 parts.append(json.dumps(part["string"]))
             case "word" if word := part[0].strip():
                 is_key = text.startswith(":", part.end())
-                parts.append(json.dumps(word if is_key else typed(word, None)))
+                parts.append(json.dumps(word if is_key else literal(word)))
             case "structure":
                 parts.append(part[0])
                 depth += (part[0] in "{[") - (part[0] in "}]")
@@ -194,7 +195,7 @@ def _read_glm(block: str, schemas: Schemas) -> CalledTool:
             raise UnreadableCall(f"of {name} has {KEY}{key.strip()} without {END_OF_KEY}{VALUE}...{END_OF_VALUE}")
         if key.strip() in arguments:
             raise UnreadableCall(f"of {name} has {KEY}{key.strip()} twice")
-        arguments[key.strip()] = typed(value, schemas.get(name, {}).get(key.strip()))
+        arguments[key.strip()] = typed(value, key.strip(), schemas.get(name, {}))
     return CalledTool(name=name, arguments=arguments)
 
 
@@ -390,8 +391,7 @@ def parse_llama_json(text: str, schemas: Schemas) -> ParsedText:
 
 
 def _read_llama_json(text: str) -> CalledTool:
-    value = read_object(text)
-    return named_call(value, "parameters" if "parameters" in value else "arguments")
+    return named_call(read_object(text), "parameters", "arguments")
 
 
 def _values(text: str, separators: str, ends: re.Pattern[str], next_call: re.Pattern[str]) -> Iterator[str]:
@@ -474,7 +474,7 @@ def _listed(block: str) -> Iterator[CalledTool]:
 def _read_listed(written: str) -> CalledTool:
     value = read_object(written)
     call_id = value.get("id")
-    return replace(named_call(value, "arguments"), id=call_id if isinstance(call_id, str) else "")
+    return replace(named_call(value, "arguments", beside=["id"]), id=call_id if isinstance(call_id, str) else "")
 
 
 # ── qwen xml ──────────────────────────────────────────────────────────────────────────────────
@@ -516,7 +516,7 @@ def _read_qwen_xml(block: str, schemas: Schemas) -> CalledTool:
             raise UnreadableCall(problem, "unclosed")
         if key in arguments:
             raise UnreadableCall(f"of {name} has the parameter {key} twice")
-        arguments[key] = typed(value.removeprefix("\n").removesuffix("\n"), known.get(key))
+        arguments[key] = typed(value.removeprefix("\n").removesuffix("\n"), key, known)
     return CalledTool(name=name, arguments=arguments)
 
 

@@ -28,7 +28,7 @@ MAX_SEED = 2**63 - 1
 ALL_MALFORMED = "malformed_calls"
 MALFORMED = (ALL_MALFORMED, *(f"malformed_{fault}" for fault in FAULTS))
 """Metrics of an episode with tools: its malformed calls, and those of each kind."""
-Limit = Literal["max_turns", "max_tokens", "max_malformed_calls"]
+Limit = Literal["max_turns", "max_tokens", "max_malformed_calls", "pictures", "picture_bytes"]
 Sample = Callable[[Request], Awaitable[Completion]]
 """Function that samples one request in the engine. Raises `EngineError`."""
 

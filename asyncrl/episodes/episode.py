@@ -31,6 +31,7 @@ from asyncrl.log import get_logger
 from asyncrl.messages.trajectory import SEAT_METRICS
 from asyncrl.messages.verdict_limits import problem_of
 from asyncrl.messages.words import FinishReason
+from asyncrl.records.failure_sentences import AFTER_A_TURN
 
 log = get_logger()
 
@@ -167,6 +168,8 @@ class Episode:
                 return await self._attempt.finish(await self._play(self._attempt, until_s))
             except EnvironmentFailed as error:
                 lost += 1
+                if not error.is_lost and self._attempt and self._attempt.record.turns:
+                    raise EnvironmentFailed(f"{AFTER_A_TURN}{error}", retryable=error.retryable) from error
                 if not error.is_lost or lost == ATTEMPTS:
                     raise
                 self._resumed = self._in_hand()

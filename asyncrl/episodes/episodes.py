@@ -24,6 +24,7 @@ from asyncrl.episodes.steps import EpisodeSteps, ObservationBudget
 from asyncrl.log import get_logger
 from asyncrl.messages.session import ContainerCounts
 from asyncrl.messages.trajectory import Prompt, Sampling, Unit
+from asyncrl.messages.words import Unenforced
 
 FOLD = 0x9E3779B1
 """Multiplier that folds a seed to 32 bits: 2^32 divided by the golden ratio."""
@@ -73,6 +74,11 @@ class Episodes:
     def containers(self) -> ContainerCounts | None:
         """Containers of the episodes; None without ``[environment.container]``."""
         return self._environments.containers
+
+    @property
+    def unenforced(self) -> list[Unenforced]:
+        """Forms of replies that agent programs have asked for, and that nothing enforces."""
+        return self._gateway.unenforced if self._gateway else []
 
     @property
     def num_active_tokens(self) -> int:

@@ -12,7 +12,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -31,6 +31,14 @@ class PictureLimits(Struct, frozen=True):
     """Distinct pictures."""
     num_bytes: int
     """Bytes of their files together."""
+
+
+class PicturesExceeded(DataError):
+    """The pictures of an episode exceed one of its limits, which has this name in ``environment``."""
+
+    def __init__(self, limit: Literal["pictures", "picture_bytes"], problem: str) -> None:
+        super().__init__(problem)
+        self.limit: Literal["pictures", "picture_bytes"] = limit
 
 
 class EpisodePictures:
@@ -65,7 +73,7 @@ class EpisodePictures:
         """
         Messages with digests in place of files, which are kept.
 
-        Raises `DataError` if one is no picture, or they exceed the limits of the episode.
+        Raises `DataError` if one is no picture, `PicturesExceeded` if they exceed the limits of the episode.
         """
         return [
             {**message, "content": [await self._part(part) for part in content]}
@@ -113,12 +121,15 @@ class EpisodePictures:
             return image
         most, num_bytes = self._limits.most, self._num_bytes + len(content)
         if len(self.shown) >= most:
-            raise DataError(f"it shows more than {most} pictures in one episode; raise environment.pictures")
+            problem = f"it shows more than {most} pictures in one episode; raise environment.pictures"
+            raise PicturesExceeded("pictures", problem) if most else DataError(problem)
         if num_bytes > self._limits.num_bytes:
-            raise DataError(
+            problem = (
                 f"the files of its pictures have {num_bytes:,} bytes in one episode, more than "
                 f"environment.picture_bytes = {self._limits.num_bytes:,}; show smaller ones, or raise it"
             )
+            is_alone = len(content) > self._limits.num_bytes  # whatever the policy wrote before
+            raise DataError(problem) if is_alone else PicturesExceeded("picture_bytes", problem)
         self.shown[image.digest], self._num_bytes = content, num_bytes
         try:
             await asyncio.to_thread(_decode, content)

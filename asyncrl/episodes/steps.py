@@ -28,7 +28,7 @@ from asyncrl.episodes.environment import (
     Score,
     TaskInput,
 )
-from asyncrl.episodes.pictures import is_picture
+from asyncrl.episodes.pictures import PicturesExceeded, is_picture
 from asyncrl.episodes.record import EpisodeState, RecordedTurn, ResumedEpisode, TurnContext
 from asyncrl.errors import DataError, EnvironmentFailed
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
@@ -113,7 +113,7 @@ class EpisodeSteps:
         context = self._next(answer)
         while True:
             try:
-                place = await self._turn(context)
+                answer = await self._step(await self._turn(context))
             except EpisodeOver as over:
                 if self._conversation.record.turns:
                     return "length"
@@ -122,7 +122,6 @@ class EpisodeSteps:
                     f"{over}",
                     retryable=False,
                 ) from over
-            answer = await self._step(place)
             if answer.done:
                 return "stop"
             context = self._next(answer)
@@ -135,10 +134,12 @@ class EpisodeSteps:
         return self._state.answer
 
     async def _taken(self, answer: Answer) -> Answer:
-        """An answer whose pictures are kept."""
+        """An answer whose pictures are kept. Raises `EpisodeOver` if the policy has led to more than the most."""
         try:
             return await self._conversation.pictures.answer(answer)
         except DataError as error:
+            if isinstance(error, PicturesExceeded) and self._conversation.record.turns:
+                raise EpisodeOver(error.limit) from error
             raise EnvironmentFailed(f"the environment's answer cannot be shown: {error}", retryable=False) from error
 
     def _next(self, answer: Answer) -> TurnContext:
@@ -183,10 +184,12 @@ class EpisodeSteps:
         said = self._conversation.boundary.said(completion.completion_ids, completion.finish_reason)
         self._conversation.note_calls(said)
         began_s = self._clock()
-        answer = await self._taken(await self._environment.step(replace(said, seat=turn.seat)))
+        answer = await self._environment.step(replace(said, seat=turn.seat))
         turn.call_s = self._clock() - began_s
         self._check_seat(answer, "step")
         self._reward(turn, answer)
+        if not answer.done:
+            answer = await self._taken(answer)
         if self._resume == "snapshot" and not answer.done:
             snapshot = await self._environment.snapshot()
             self._state = EpisodeState(

@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncrl.engine import CalledTool
+from asyncrl.episodes.json_schema import JsonSchema, problem_of
 from asyncrl.messages.words import CallFault
 
 # ── between tags ──────────────────────────────────────────────────────────────────────────────
@@ -18,7 +19,7 @@ from asyncrl.messages.words import CallFault
 
 
 Schemas = Mapping[str, Mapping[str, Any]]
-"""JSON schema of each parameter of each tool: ``schemas[tool][parameter]``."""
+"""JSON schema of the arguments of each tool, by its name."""
 MAX_CALLS = 64
 """Most calls of one turn; the next one is a problem, and the rest is left out."""
 TOO_MANY = f"the turn has more than {MAX_CALLS} calls"
@@ -140,8 +141,25 @@ def _closed_after(text: str, closing: str, end: int) -> int:
 # JSON that the policy wrote: only values that can be sent on, and one sentence for the rest.
 
 DECODER = json.JSONDecoder()
-UNREADABLE = (msgspec.MsgspecError, RecursionError, OverflowError, UnicodeError)
-"""Errors of JSON that is malformed, too deep, or has numbers or characters that no message can carry."""
+
+
+class RepeatedKey(ValueError):
+    """An object of JSON has a key twice; the message names it."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    keys = set[str]()
+    for key, _ in pairs:
+        if key in keys:
+            raise RepeatedKey(f"the key {key[:80]!r} stands twice in an object")
+        keys.add(key)
+
+
+KEYS = json.JSONDecoder(object_pairs_hook=_unique)
+UNREADABLE = (msgspec.MsgspecError, RecursionError, OverflowError, UnicodeError, RepeatedKey)
+"""
+Errors of JSON that is malformed, too deep, has a key twice, or numbers or characters that no message can carry.
+"""
 LONGEST_HEAD = 1000
 """Characters between the beginning of a call and its arguments."""
 
@@ -150,6 +168,7 @@ def read_value(text: str) -> Any:
     """A JSON value. Raises one of `UNREADABLE`."""
     value = msgspec.json.decode(text)
     msgspec.msgpack.encode(value)  # Integers of more than 64 bits can be read but not sent.
+    KEYS.decode(text)  # msgspec takes the last of two values, though the policy has written both.
     return value
 
 
@@ -177,6 +196,8 @@ def read_object(text: str) -> dict[str, Any]:
     """A JSON object. Raises `UnreadableCall`."""
     try:
         return as_object(read_value(text))
+    except RepeatedKey as error:
+        raise UnreadableCall(f"cannot be read: {error}") from error
     except UNREADABLE as error:
         raise UnreadableCall(f"is not valid JSON: {error}", "json") from error
 
@@ -192,27 +213,54 @@ def as_object(value: Any) -> dict[str, Any]:
     return value
 
 
-def named_call(value: dict[str, Any], arguments_key: str) -> CalledTool:
-    """The call of an object with ``name`` and arguments, which may be missing. Raises `UnreadableCall`."""
-    name, arguments = value.get("name"), value.get(arguments_key, {})
+def named_call(value: dict[str, Any], *names: str, beside: Sequence[str] = ()) -> CalledTool:
+    """
+    The call of an object with its name and its arguments.
+
+    A key that the form has not may be where the policy wrote the arguments, so it is a problem, as is one that misses.
+
+    Args:
+        names: Names of the key for the arguments, of which one is there: the first is what models of the form write.
+        beside: Further keys that the form has.
+
+    Raises `UnreadableCall`.
+    """
+    name = value.get("name")
     if not isinstance(name, str) or not name:
         raise UnreadableCall('has no "name"')
+    expected = f'expected "name" and "{names[0]}"'
+    given = [key for key in value if key in names]
+    if others := [key for key in value if key not in ("name", *names, *beside)]:
+        raise UnreadableCall(f"of {name} has the key {others[0][:80]!r}, {expected}")
+    if len(given) != 1:
+        missing = f'has no "{names[0]}"' if not given else f"has its arguments twice, as {' and '.join(given)}"
+        raise UnreadableCall(f"of {name} {missing}, {expected}")
+    arguments = value[given[0]]
     if isinstance(arguments, str):
         arguments = read_object(arguments)
     if not isinstance(arguments, dict):
-        problem = f'of {name} has {_kind(arguments)} as "{arguments_key}", expected a JSON object'
+        problem = f'of {name} has {_kind(arguments)} as "{given[0]}", expected a JSON object'
         raise UnreadableCall(problem, "arguments")
     return CalledTool(name=name, arguments=arguments)
 
 
-def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
+def typed(text: str, name: str, parameters: Mapping[str, Any]) -> Any:
     """
-    Value of an argument that is written without quotes.
+    Value of the argument ``name`` that is written without quotes, by the JSON schema of all arguments.
 
-    A parameter whose schema allows a string is one. Any other is read as JSON, and is the text if it is none.
+    It is the text where the schema allows that, be it one choice of several, such as a string or an integer: so nobody
+    need guess. It is what the text means as JSON where the schema allows this alone. All else is the text: what does
+    not fit, an argument that the schema does not name, and what depends on a keyword that is not understood.
     """
-    if "string" in kinds_of(schema):
+    schema = JsonSchema(parameters)
+    if schema.allows_member(name, text) is not False:
         return text
+    value = literal(text)
+    return value if schema.allows_member(name, value) is not False else text
+
+
+def literal(text: str) -> Any:
+    """Value that is no string, in JSON or as chat templates render it; the text if it is none."""
     if text.strip() in PYTHON_WORDS:
         return PYTHON_WORDS[text.strip()]
     try:
@@ -220,21 +268,6 @@ def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
     except UNREADABLE:
         return text
     return text if isinstance(value, str) else value
-
-
-def kinds_of(schema: object) -> set[str]:
-    """Types that a JSON schema allows, at its top or in a choice; empty if it names none."""
-    if not isinstance(schema, Mapping):
-        return set()
-
-    def listed(key: str) -> list[Any]:
-        value = schema.get(key)
-        return value if isinstance(value, list) else [value]
-
-    found = {kind for kind in listed("type") if isinstance(kind, str)}
-    if any(isinstance(value, str) for value in listed("enum")):
-        found.add("string")
-    return found.union(*map(kinds_of, [*listed("anyOf"), *listed("oneOf")]))
 
 
 PYTHON_WORDS = {"True": True, "False": False, "None": None}
@@ -253,46 +286,16 @@ def _kind(value: object) -> str:
 FAULTS: tuple[CallFault, ...] = get_args(CallFault)
 
 
-def judged(found: ParsedText, tools: Mapping[str, Mapping[str, Any]]) -> ParsedText:
-    """The same calls, with the faults that they have for tools with these ``parameters``, by name."""
-    calls = [call if call.problem else replace(call, fault=_fault(call, tools)) for call in found.calls]
-    return replace(found, calls=calls)
+def judged(found: ParsedText, tools: Schemas) -> ParsedText:
+    """The same calls, with the faults that they have for these tools."""
 
+    def fault(call: CalledTool) -> CallFault | Literal[""]:
+        if call.name not in tools:
+            return "name"
+        return "arguments" if problem_of(call.arguments, tools[call.name]) else ""
 
-def _fault(call: CalledTool, tools: Mapping[str, Mapping[str, Any]]) -> CallFault | Literal[""]:
-    if call.name not in tools:
-        return "name"
-    schema, arguments = tools[call.name], call.arguments
-    properties, required = schema.get("properties"), schema.get("required")
-    known = properties if isinstance(properties, Mapping) else {}
-    needed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
-    is_missing = any(name not in arguments for name in needed)
-    is_unknown = schema.get("additionalProperties") is False and not arguments.keys() <= known.keys()
-    is_other = any(not _fits(value, kinds_of(known.get(name))) for name, value in arguments.items())
-    return "arguments" if is_missing or is_unknown or is_other else ""
+    return replace(found, calls=[call if call.problem else replace(call, fault=fault(call)) for call in found.calls])
 
-
-def _fits(value: object, kinds: set[str]) -> bool:
-    """True if a JSON schema that names these types allows the value; one that names none, or others, allows any."""
-    match value:
-        case None:
-            fitting = {"null"}
-        case bool():
-            fitting = {"boolean"}
-        case str():
-            fitting = {"string"}
-        case dict():
-            fitting = {"object"}
-        case list():
-            fitting = {"array"}
-        case float() if not value.is_integer():
-            fitting = {"number"}
-        case _:
-            fitting = {"number", "integer"}
-    return not kinds or bool(kinds & fitting) or not kinds <= JSON_TYPES
-
-
-JSON_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
 
 # ── thoughts ──────────────────────────────────────────────────────────────────────────────────
 # Thoughts of reasoning models: ``<think> ... </think> answer``.

@@ -12,7 +12,7 @@ from asyncrl.messages.files import ModelFiles
 from asyncrl.messages.spool import Permit, SpoolAddress, SpoolSet
 from asyncrl.messages.token_ids import TokenIds
 from asyncrl.messages.trajectory import Unit
-from asyncrl.messages.words import EVERY, JOIN, MEMBERS, Activity, Listed, Role, WeightsVia
+from asyncrl.messages.words import EVERY, JOIN, MEMBERS, Activity, Listed, Role, Unenforced, WeightsVia
 
 TRAINER_GROUP = "trainer-"
 """Beginning of the names of rendezvous between machines of a trainer. The others are numbers of transfer groups."""
@@ -258,6 +258,8 @@ class Beat(Message, frozen=True):
     containers: ContainerCounts | None = None
     """Rollouts whose episodes have containers."""
     machine: MachineUse | None = None
+    unenforced: list[Unenforced] = []
+    """Rollouts: forms of replies that their agent programs have asked for, and that nothing enforces."""
 
     def out_of_bounds(self) -> str:
         return (

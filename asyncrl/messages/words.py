@@ -41,9 +41,17 @@ it with ``unfinished``, and metrics with ``length``.
 """
 CallFault = Literal["json", "form", "unclosed", "name", "arguments"]
 """
-Kind of a malformed call of a tool. ``json``: its JSON is invalid. ``form``: it lacks a part, such as its name, or has
-one twice, or there are too many calls. ``unclosed``: it has no end. ``name``: there is no such tool. ``arguments``:
-they are no object, or do not fit the tool's schema.
+Kind of a malformed call of a tool. ``json``: its JSON is invalid. ``form``: it lacks a part, such as its arguments, has
+one that the form has not, or one twice, or there are too many calls. ``unclosed``: it has no end. ``name``: there is no
+such tool. ``arguments``: they are no object, or do not fit the tool's schema.
+"""
+Unenforced = Literal[
+    "response_format", "tool_choice", "parallel_tool_calls", "strict", "prefill",
+    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+]  # fmt: skip
+"""
+Form of a reply for which an agent program may ask, and that nothing enforces: the policy writes what it writes. A
+program that asks for it once a reply was bad would otherwise be refused for what the policy wrote.
 """
 WeightsVia = Literal["collective", "spool"]
 """``collective``: a rollout is a member of transfers. ``spool``: it fetches versions from the spool."""

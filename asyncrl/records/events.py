@@ -33,6 +33,7 @@ EventKind = Literal[
     "ess.low",
     "eval.finished", "eval.left_out", "eval.lost", "eval.started",
     "events.cut",
+    "gateway.not_enforced",
     "grading.overdue",
     "group.dropped", "group.restarted", "group.untrained",
     "hello.late",

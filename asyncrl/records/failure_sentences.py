@@ -14,13 +14,27 @@ from msgspec import Struct
 
 SHOWN = 3
 """Causes that have a sentence of their own; the others are summed."""
-ATTEMPTS = {"reward": "attempts at a verdict", "rollout": "completions", "payload": "payloads", "trainer": "batches"}
+ATTEMPTS = {
+    "reward": "attempts at a verdict",
+    "rollout": "completions",
+    "environment": "episodes",
+    "payload": "payloads",
+    "trainer": "batches",
+}
 """Nouns for the attempts of a stage."""
+COUNTED_AS = {"environment": "rollout"}
+"""Stages whose attempts are those of another one: an episode is a completion."""
+AFTER_A_TURN = "after a turn of the policy, "
+"""Beginning of the reason for which an episode failed once the policy had written."""
+BIAS = (
+    "what fails once the policy has written is sampled again: if its text is the cause, bad texts are left out of "
+    "training, a bias; give them a reward instead"
+)
 OTHERS = "other: causes beyond the first ones"
 """Name of the causes that are no longer told apart."""
 
 _RAISED = re.compile(
-    r"((?:(?:the )?\w+ raised )?)"
+    rf"((?:{AFTER_A_TURN})?(?:(?:the )?\w+ raised )?)"
     r"(\w*(?:Error|Exception|Exit|Interrupt)|[A-Z]\w+(?=: | \())"
     r"(?:: (.*?))?"
     r"(?: \(([^()]+:\d+)\))?$"
@@ -80,6 +94,23 @@ def sentences(counts: Mapping[str, int], attempts: Mapping[str, int]) -> list[st
     return said
 
 
+def bias(counts: Mapping[str, int], attempts: Mapping[str, int]) -> list[str]:
+    """`BIAS`, if some but not all failed after the policy's text; else nothing. Arguments as for `sentences`."""
+    return [BIAS] if any(_is_bias(name, counts, attempts) for name in counts) else []
+
+
+def attempts_at(stage: str, attempts: Mapping[str, int]) -> int:
+    """Attempts of a stage, or of the one that it is counted as; 0 if they are not known."""
+    return attempts.get(COUNTED_AS.get(stage, stage), 0)
+
+
+def _is_bias(name: str, counts: Mapping[str, int], attempts: Mapping[str, int]) -> bool:
+    """True for a failure that came after the policy's text, if others of its stage did not fail."""
+    stage, _, reason = name.partition(": ")
+    failed = sum(count for other, count in counts.items() if other.startswith(f"{stage}: "))
+    return (stage == "reward" or reason.startswith(AFTER_A_TURN)) and failed < attempts_at(stage, attempts)
+
+
 def by_site(counts: Mapping[str, int]) -> dict[str, int]:
     """The same counts with exceptions named by type and place, as in sentences, rather than by the first text."""
     sums: Counter[str] = Counter()
@@ -92,10 +123,10 @@ def by_site(counts: Mapping[str, int]) -> dict[str, int]:
 
 def _sentence(name: str, count: int, attempts: Mapping[str, int]) -> str:
     stage, _, reason = name.partition(": ")
-    of = attempts[stage] if attempts.get(stage, 0) >= count else 0
+    of = all_of if (all_of := attempts_at(stage, attempts)) >= count else 0
     what = ATTEMPTS.get(stage, f"attempts ({stage})")
     if count == 1 and not of:
-        what = re.sub(r"^(batch|\w+?)e?s\b", r"\1", what)
+        what = re.sub(r"^(?:(batch)es|(\w+)s)\b", r"\1\2", what)
     where = f"{count:,}{f' of {of:,}' if of else ''} {what}{f' ({_percent(count / of)})' if of else ''}"
     raised = RaisedError.read(reason)
     if raised is None:

@@ -210,6 +210,7 @@ class RolloutActor:
             progress=made.calls.num_computed,
             models=self._models(),
             containers=made.containers,
+            unenforced=made.unenforced,
         )
 
     def status(self) -> str:

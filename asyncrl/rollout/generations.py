@@ -34,7 +34,7 @@ from asyncrl.messages.session import ContainerCounts, Held
 from asyncrl.messages.spool import PutItem
 from asyncrl.messages.token_ids import token_ids_of
 from asyncrl.messages.trajectory import Sampling, TrajectoryLimits, Unit
-from asyncrl.messages.words import ROLLOUT_ACTIVITIES, Activity, Stage, Truncation
+from asyncrl.messages.words import ROLLOUT_ACTIVITIES, Activity, Stage, Truncation, Unenforced
 from asyncrl.rollout.engine_calls import EngineCalls
 from asyncrl.rollout.results import UnsettledResults, limits_of, to_put_item
 from asyncrl.rollout.user_requests import UserRequests
@@ -219,6 +219,11 @@ class Generations:
     def containers(self) -> ContainerCounts | None:
         """Containers of the episodes; None without any."""
         return self._episodes.containers if self._episodes else None
+
+    @property
+    def unenforced(self) -> list[Unenforced]:
+        """Forms of replies that agent programs have asked for, and that nothing enforces."""
+        return self._episodes.unenforced if self._episodes else []
 
     # ── leases and results ──────────────────────────────────────────────────────────────────────
 

@@ -30,7 +30,7 @@ from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed, Ru
 from asyncrl.files.access import appending, restrict_umask
 from asyncrl.files.lock import locked
 from asyncrl.messages.supervisor import Evaluated, Progress
-from asyncrl.records.failure_sentences import by_site, sentences
+from asyncrl.records.failure_sentences import bias, by_site, sentences
 from asyncrl.records.formatting import counted
 from asyncrl.records.run_directory import LOCK_WAIT_S, RunDirectory, RunSummary
 from asyncrl.records.run_record import require_run
@@ -488,7 +488,7 @@ def _summary(config: Config, directory: RunDirectory, failure: AsyncrlError | No
         lines, events = directory.read_metrics(), directory.read_events()
     except LedgerError:  # Most likely the cause itself.
         lines, events = [], []
-    totals = RunTotals(lines)
+    totals, counts, attempts = RunTotals(lines), recorded(events), recorded_attempts(events)
     summary = RunSummary(
         name=directory.path.name,
         status="interrupted" if isinstance(failure, RunInterrupted) else "failed",
@@ -499,8 +499,8 @@ def _summary(config: Config, directory: RunDirectory, failure: AsyncrlError | No
         versions=max((int(line["version"]) for line in lines), default=0),
         wall_s=max((line["time_s"] for line in lines), default=0.0),
         **totals.as_summary(),
-        failed=by_site(recorded(events)),
-        failures=sentences(recorded(events), recorded_attempts(events)),
+        failed=by_site(counts),
+        failures=[*sentences(counts, attempts), *bias(counts, attempts)],
     )
     try:
         directory.write_summary(summary)

@@ -130,7 +130,11 @@ async def open_episodes(
         environments = await stack.enter_async_context(make_environments(environment, run_id, node, variables))
         gateway: Gateway | None = None
         if environments.description.kind != "steps":
-            gateway = Gateway(allowed=environment.gateway_ignores, as_template=environment.history == "as_template")
+            gateway = Gateway(
+                allowed=environment.gateway_ignores,
+                refused=environment.gateway_refuses,
+                as_template=environment.history == "as_template",
+            )
             await stack.enter_async_context(serve_gateway(gateway, environment.gateway))
         most = most_episodes(config, slots)
         episodes = Episodes(environment, environments, conversing, run=run_id, most=most, gateway=gateway)

@@ -5,7 +5,7 @@ Seven agents of six packages, each as its makers document it, trained through th
 
 Only `main` knows of asyncrl: the task comes from $ASYNCRL_TASK, and the reward goes to $ASYNCRL_REWARD_URL. The clients
 find the policy by themselves, in $OPENAI_BASE_URL and $OPENAI_API_KEY or in $ANTHROPIC_BASE_URL and $ANTHROPIC_API_KEY.
-smolagents and pydantic-ai force a tool: ``environment.gateway_ignores = ["tool_choice"]`` answers as if they did not.
+smolagents and pydantic-ai force a tool, which nothing enforces: they are answered with what the policy writes.
 
 An error that a package raises for what the policy wrote is an empty answer, and no failure of the program: the episode
 of one that fails is tried again, and its turns are lost.

@@ -330,6 +330,15 @@ def test_an_overdue_lease_is_given_to_somebody_else() -> None:
     assert set(b.running) == held
 
 
+def test_a_form_of_replies_that_nothing_enforces_is_told_once_in_a_run() -> None:
+    cluster = a_published(capacity=2)
+    both = [*rollouts(cluster), cluster.start_rollout("b", capacity=2)]
+    for _ in range(2):
+        cluster.tick(beats={one.peer: Beat(unenforced=["response_format", "strict"]) for one in both})
+    told = [event.fields["field"] for event in events(cluster, "gateway.not_enforced")]
+    assert sorted(told) == ["response_format", "strict"]
+
+
 def test_the_only_reward_node_that_beats_and_grades_nothing_is_told_of_once() -> None:
     cluster = a_published(capacity=2)
     (a,) = rollouts(cluster)

@@ -556,7 +556,7 @@ def test_a_program_that_fails_for_a_turn_that_was_cut_is_an_episode_of_that_leng
     ("score", "cause"),
     [
         (Score(metrics={"forks": 1.0}), "a metric 'forks', which the gateway counts itself"),
-        (Score(metrics={f"m{number}": 1.0 for number in range(61)}), "there are 70 metrics"),
+        (Score(metrics={f"m{number}": 1.0 for number in range(61)}), "there are 71 metrics"),
         (Score(reward=1e30), r"the reward is 1e\+30"),
     ],
 )
@@ -569,6 +569,22 @@ def test_a_score_that_cannot_be_trained_names_its_cause_and_is_not_tried_again(s
         with pytest.raises(EnvironmentFailed, match=cause) as raised:
             await StageProgram(scoring, numbered).begin().run()
         assert not raised.value.retryable
+
+    run(scene)
+
+
+@pytest.mark.parametrize("num_turns", [0, 1])
+def test_a_failure_tells_whether_the_policy_had_written(num_turns: int) -> None:
+    async def failing(ask: Ask, task: TaskInput) -> Score:
+        for _ in range(num_turns):
+            await ask()
+        raise EnvironmentFailed("environment.command ended with exit code 1: no JSON")
+
+    async def scene() -> None:
+        with pytest.raises(EnvironmentFailed, match="ended with exit code 1: no JSON") as raised:
+            await StageProgram(failing, numbered).begin().run()
+        assert str(raised.value).startswith("after a turn of the policy, ") == bool(num_turns)
+        assert raised.value.retryable
 
     run(scene)
 

@@ -266,12 +266,18 @@ def test_a_picture_that_cannot_be_shown_is_a_final_failure_of_the_environment(fi
     assert not refused.value.retryable
 
 
-def test_more_pictures_than_an_episode_may_have_are_refused() -> None:
+def test_more_pictures_than_an_episode_may_have_end_it_with_its_reward() -> None:
+    """They depend on what the policy looks at, so such an episode is an outcome as one that is too long."""
+
     class Album(Painter):
         files: ClassVar[list[bytes]] = [RED, BLUE, draw_picture(8, 8), RED]
 
-    with pytest.raises(EnvironmentFailed, match=r"more than 2 pictures in one episode; raise environment\.pictures"):
-        play(steps(StagedEnvironments(make=Album)))
+        def step(self, said: PolicyTurn) -> Answer:
+            return replace(super().step(said), reward=0.5)
+
+    record = a_record()
+    assert play(steps(StagedEnvironments(make=Album), record=record)) == "length"
+    assert [turn.reward for turn in record.turns] == [0.5] * 3
 
 
 def test_a_text_beside_a_picture_is_cut_and_the_picture_is_not() -> None:

@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import msgspec
@@ -38,6 +39,7 @@ from tests.rollout.engines.chat_families import (
     deepseek_v3_1,
     gemma,
     harmony,
+    hermes,
     kimi,
     mistral,
     template,
@@ -86,14 +88,14 @@ def test_a_call_of_deepseek_v3_1_has_a_name() -> None:
     ],
 )
 def test_a_value_whose_schema_allows_text_is_text(schema: dict[str, Any]) -> None:
-    assert typed("123", schema) == "123"
-    assert typed("123", {"anyOf": [{"type": "integer"}, {"type": "null"}]}) == 123
+    assert typed("123", "a", {"properties": {"a": schema}}) == "123"
+    assert typed("123", "a", {"properties": {"a": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}) == 123
 
 
 @pytest.mark.parametrize("odd", [5, "x", True, [{}], [None], {"a": 1}])
 @pytest.mark.parametrize("key", ["type", "enum", "anyOf", "oneOf"])
 def test_a_schema_that_is_none_is_no_fault_of_a_turn(key: str, odd: object) -> None:
-    assert typed("[1]", {key: odd}) in ([1], "[1]")
+    assert typed("[1]", "a", {"properties": {"a": {key: odd}}}) == "[1]"
 
 
 # ── test forms ────────────────────────────────────────────────────────────────────────────────
@@ -103,7 +105,7 @@ def test_a_schema_that_is_none_is_no_fault_of_a_turn(key: str, odd: object) -> N
 @pytest.mark.parametrize("form", PARSERS)
 @given(text=texts)
 def test_no_text_makes_a_parser_fail(form: str, text: str) -> None:
-    found = PARSERS[form](text, {"f": {"a": {"type": "integer"}}})
+    found = PARSERS[form](text, {"f": {"properties": {"a": {"type": "integer"}}}})
     assert len(found.calls) <= MAX_CALLS + 1
     for call in found.calls:
         assert bool(call.name) != bool(call.problem)
@@ -244,7 +246,9 @@ def test_other_blocks_are_problems_of_gemma(block: str, problem: str) -> None:
 
 def test_arguments_are_pairs_of_tags() -> None:
     pairs = "<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>\n<arg_value> x\n</arg_value>\n"
-    (call,) = parse_glm(f"<tool_call>add\n{pairs}</tool_call>", {"add": {"a": {"type": "string"}}}).calls
+    (call,) = parse_glm(
+        f"<tool_call>add\n{pairs}</tool_call>", {"add": {"properties": {"a": {"type": "string"}}}}
+    ).calls
     assert (call.name, call.arguments) == ("add", {"a": "1", "b": " x\n"})
 
 
@@ -379,10 +383,9 @@ def test_only_objects_that_can_be_sent_are_read(text: str, problem: str) -> None
     [
         ({"name": "f", "arguments": {"a": 1}}, ("f", {"a": 1})),
         ({"name": "f", "arguments": '{"a": 1}'}, ("f", {"a": 1})),
-        ({"name": "f"}, ("f", {})),
     ],
 )
-def test_arguments_are_an_object_a_text_or_missing(value: dict[str, Any], call: tuple[str, dict[str, Any]]) -> None:
+def test_arguments_are_an_object_or_its_text(value: dict[str, Any], call: tuple[str, dict[str, Any]]) -> None:
     assert named_call(value, "arguments") == CalledTool(name=call[0], arguments=call[1])
 
 
@@ -393,6 +396,55 @@ def test_a_call_without_a_name_or_with_other_arguments_is_refused(value: dict[st
 
 
 @pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        ({}, 'of ls has no "KEY", expected "name" and "KEY"'),
+        *(({key: {"path": "/etc"}}, f"of ls has the key {key!r}, expected") for key in ("args", "input", "kwargs", "")),
+        ({"path": "/etc"}, "of ls has the key 'path', expected"),
+        ({"KEY": {}, "path": "/etc"}, "of ls has the key 'path', expected"),
+        ({"KEY": None}, "of ls has null as"),
+        ({"KEY": {"path": "/etc"}, "id": "3"}, "of ls has the key 'id', expected"),
+    ],
+)
+@pytest.mark.parametrize(("form", "key"), [("hermes", "arguments"), ("llama_json", "parameters")])
+def test_a_call_whose_arguments_stand_elsewhere_is_a_problem(
+    form: str, key: str, call: dict[str, Any], problem: str
+) -> None:
+    written = json.dumps({"name": "ls", **call}).replace("KEY", key)
+    (found,) = PARSERS[form](written if form == "llama_json" else f"<tool_call>{written}</tool_call>", {}).calls
+    assert found.problem.startswith("the call " + problem.replace("KEY", key))
+    assert (found.fault, found.arguments) == ("arguments" if "null" in problem else "form", {})
+
+
+def test_of_two_names_for_the_arguments_of_llama_a_call_has_one() -> None:
+    assert parse_llama_json('{"name": "f", "arguments": {"a": 1}}', {}).calls[0].arguments == {"a": 1}
+    (both,) = parse_llama_json('{"name": "f", "parameters": {"a": 1}, "arguments": {"a": 1}}', {}).calls
+    assert (
+        both.problem
+        == 'the call of f has its arguments twice, as parameters and arguments, expected "name" and "parameters"'
+    )
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        hermes("f", "x").replace('"a": "x"', '"a": 1, "a": 2'),
+        hermes("f", "x").replace('"a": "x"', '"a": [{"b": 1, "b": 1}]'),
+        hermes("f", "x").replace('"name": "f"', '"name": "f", "name": "g"'),
+        kimi("f", "x").replace('"a": "x"', '"a": 1, "a": 2'),
+        mistral("f", "x").replace('"a": "x"', '"a": 1, "a": 2'),
+        deepseek("f", "x").replace('"a": "x"', '"a": 1, "a": 2'),
+        gemma("f", "x").replace('a:<|"|>x<|"|>', "a:1,a:2"),
+    ],
+)
+def test_a_key_that_stands_twice_in_a_call_is_a_problem(written: str) -> None:
+    parse = next(parse for form, parse in PARSERS.items() if parse(written, {}).calls)
+    (call,) = parse(written, {}).calls
+    assert (call.fault, call.arguments) == ("form", {})
+    assert "stands twice in an object" in call.problem
+
+
+@pytest.mark.parametrize(
     ("text", "kind", "value"),
     [
         ("5", "string", "5"),
@@ -400,16 +452,17 @@ def test_a_call_without_a_name_or_with_other_arguments_is_refused(value: dict[st
         ("5", "integer", 5),
         ("True", "boolean", True),
         ("true", "boolean", True),
-        ("None", "integer", None),
+        ("None", ["integer", "null"], None),
+        ("None", "integer", "None"),
         ("[1, 2]", "array", [1, 2]),
         ("five", "integer", "five"),
-        ("5", None, 5),
+        ("5", None, "5"),
         ('"5"', None, '"5"'),
         ("a b", None, "a b"),
     ],
 )
 def test_values_have_the_type_of_their_schema(text: str, kind: object, value: object) -> None:
-    assert typed(text, {"type": kind} if kind else None) == value
+    assert typed(text, "a", {"properties": {"a": {"type": kind} if kind else {}}}) == value
 
 
 # ── test kimi ─────────────────────────────────────────────────────────────────────────────────
@@ -448,8 +501,8 @@ def test_other_blocks_are_problems_of_kimi(block: str, problem: str) -> None:
     [
         ('{"name": "f", "parameters": {"a": 1}}', [("f", {"a": 1})], ""),
         ('<|python_tag|>{"name": "f", "parameters": {}}', [("f", {})], ""),
-        (' {"name": "f", "arguments": {"a": 1}}; {"name": "g"};', [("f", {"a": 1}), ("g", {})], ""),
-        ('Look. <|python_tag|>{"name": "f"}', [("f", {})], "Look."),
+        (' {"name": "f", "arguments": {"a": 1}}; {"name": "g", "parameters": {}};', [("f", {"a": 1}), ("g", {})], ""),
+        ('Look. <|python_tag|>{"name": "f", "parameters": {}}', [("f", {})], "Look."),
         ('{"answer": 5}', [], '{"answer": 5}'),
         ('I call {"name": "f"}', [], 'I call {"name": "f"}'),
     ],
@@ -524,7 +577,9 @@ def test_a_broken_call_in_a_list_is_broken_alone() -> None:
 
 
 def test_calls_of_a_list_beyond_the_most_are_one_problem() -> None:
-    calls = parse_mistral("[TOOL_CALLS][" + ", ".join(['{"name": "f"}'] * (MAX_CALLS + 9)) + "]", {}).calls
+    calls = parse_mistral(
+        "[TOOL_CALLS][" + ", ".join(['{"name": "f", "arguments": {}}'] * (MAX_CALLS + 9)) + "]", {}
+    ).calls
     assert [call.name for call in calls] == ["f"] * MAX_CALLS + [""]
 
 
@@ -544,7 +599,9 @@ lines
 
 
 def test_values_lose_the_newlines_of_their_tags_alone() -> None:
-    (call,) = parse_qwen_xml(CALL, {"write": {"text": {"type": "string"}}}).calls
+    (call,) = parse_qwen_xml(
+        CALL, {"write": {"properties": {"text": {"type": "string"}, "times": {"type": "integer"}}}}
+    ).calls
     assert (call.name, call.arguments) == ("write", {"text": " two\nlines", "times": 3})
 
 

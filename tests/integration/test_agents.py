@@ -139,7 +139,6 @@ def test_an_agent_of_a_framework_is_trained(
         f"""
 [environment]
 command = {command}
-gateway_ignores = ["tool_choice"]
 max_turns = 4
 max_tokens = 30000
 [reward]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.records.failure_sentences import OTHERS, RaisedError, by_site, sentences
+from asyncrl.records.failure_sentences import AFTER_A_TURN, BIAS, OTHERS, RaisedError, bias, by_site, sentences
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,27 @@ def test_the_most_frequent_causes_come_first_and_the_rest_is_summed() -> None:
         "2 attempts (x) failed: y",
         "3 more for 2 other causes",
     ]
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_bias"),
+    [
+        (f"environment: {AFTER_A_TURN}step raised ValueError: no move (env.py:3)", True),
+        (f"environment: {AFTER_A_TURN}environment.command ended with exit code 1: no JSON", True),
+        ("reward: the function raised KeyError: 'answer' (score.py:12)", True),
+        ("environment: reset raised ValueError: no board (env.py:3)", False),
+        ("environment: environment.command ended with exit code 1: no module named x", False),
+        ("rollout: EngineError: out of memory", False),
+    ],
+)
+def test_failures_that_may_depend_on_what_the_policy_wrote_are_told_to_be_a_bias(cause: str, is_bias: bool) -> None:
+    assert bias({cause: 3}, {"rollout": 10, "reward": 10}) == [BIAS] * is_bias
+    assert not bias({cause: 10}, {"rollout": 10, "reward": 10}), "where all fail, nothing is chosen"
+
+
+def test_an_episode_is_one_of_the_completions() -> None:
+    assert sentences({"environment: closed": 3}, {"rollout": 12}) == ["3 of 12 episodes (25 %) failed: closed"]
+    assert sentences({"environment: closed": 1}, {}) == ["1 episode failed: closed"]
 
 
 def test_causes_beyond_the_first_ones_are_summed_with_the_rest_however_many_they_are() -> None:

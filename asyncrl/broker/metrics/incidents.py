@@ -52,6 +52,8 @@ SENTENCES = {
     "group.untrained": "group left out of its step: {reason}",
     "group.restarted": "group restarted: too old, or its spool was lost",
     "units.failed": "failed {stage}: {cause}",
+    "gateway.not_enforced": "an agent program asks for {field}, which nothing enforces: it gets what the policy "
+    "writes; environment.gateway_refuses refuses it",
     "transfer.failed": "{node} failed to receive weights: {cause}",
     "transfer.aborted": "weight transfer given up: {cause}",
     "upload.failed": "version {policy_version} could not be stored at the spool: {cause}",

@@ -35,7 +35,7 @@ from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.words import Role
 from asyncrl.records.alarms import NO_LEARNING
 from asyncrl.records.events import EventKind
-from asyncrl.records.failure_sentences import by_site
+from asyncrl.records.failure_sentences import bias, by_site
 from asyncrl.records.measures import RECENT
 from asyncrl.records.node_states import NodeStates
 from asyncrl.records.run_directory import RunDirectory, RunSummary, content_of
@@ -450,7 +450,7 @@ class RunFiles:
             **totals.as_summary(),
             **_fields_of(self._head()),
             failed=by_site(failures.counts),
-            failures=failures.sentences(),
+            failures=[*failures.sentences(), *bias(failures.counts, failures.attempts)],
             groups_issued=self._scheduler.window.num_admitted,
             groups_failed=self._scheduler.training.num_failed,
         )

@@ -5,7 +5,7 @@ Settings of episodes.
     none of them                            nothing else of the section is read
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, field
 
@@ -13,6 +13,7 @@ from asyncrl.config.sections.sampling import ToolParser
 from asyncrl.config.sections.section import Count, Limit, Natural, Positive, Section
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import MAX_SEATS
+from asyncrl.messages.words import Unenforced
 from asyncrl.plug_in import hint, is_path
 
 SOURCES = ("function", "tools", "command")
@@ -111,9 +112,16 @@ class Environment(Section, frozen=True, kw_only=True):
     """
     gateway_ignores: list[str] = []
     """
-    Fields of requests that are ignored, by name in a header, where they would otherwise be refused because they ask for
-    another distribution than the policy's: ``tool_choice`` (a forced tool), ``response_format``, ``tools`` (those that
-    only a provider's servers run), ``logit_bias`` and others that a refusal names.
+    Fields of requests that are ignored, by name in a header, where they would otherwise be refused because nobody here
+    can do what they ask for: ``tools`` (those that only a provider's servers run), ``logit_bias`` and others that a
+    refusal names.
+    """
+    gateway_refuses: list[Unenforced] = []
+    """
+    Fields of requests that are refused, where they would otherwise be answered though nothing enforces them:
+    ``response_format`` (that of the other dialects, too), ``tool_choice`` (a forced tool), ``parallel_tool_calls``,
+    ``strict``, ``prefill``, ``structured_outputs``, ``guided_json`` and its like. A program that asks for one of them
+    only after a bad reply then fails for what the policy wrote, and its bad episodes are never trained.
     """
     options: dict[str, str | int | float | bool] = {}
     """Keyword arguments of ``function``."""
@@ -187,6 +195,7 @@ class Environment(Section, frozen=True, kw_only=True):
         """Raise `ConfigError` unless one thing answers the policy, or nothing of the section is set."""
         if self.is_set:
             self._check_source()
+            self._check_gateway()
             self._check_tools()
             self._check_seats()
             self._check_container()
@@ -216,6 +225,14 @@ class Environment(Section, frozen=True, kw_only=True):
             raise ConfigError(
                 "environment.options are arguments of environment.function, which is not set; remove them"
             )
+
+    def _check_gateway(self) -> None:
+        for name in self.gateway_ignores:
+            if name in get_args(Unenforced):
+                raise ConfigError(
+                    f"environment.gateway_ignores names {name!r}, which is answered without it; remove it, or put it "
+                    f"into environment.gateway_refuses"
+                )
 
     def _check_tools(self) -> None:
         tools = self.tools

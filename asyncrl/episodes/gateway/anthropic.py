@@ -14,7 +14,6 @@ from msgspec import Meta, Struct
 from asyncrl.engine import ChatMessage
 from asyncrl.episodes.gateway.reply import Choice, Reply, Shown, event
 from asyncrl.episodes.gateway.request import (
-    UNRECORDED,
     ChatRequest,
     Count,
     Function,
@@ -37,7 +36,7 @@ from asyncrl.episodes.gateway.request import (
 
 IGNORED = ("temperature", "top_p", "top_k", "service_tier", "context_management")
 """Fields that would change what is sampled, and do not."""
-UNSUPPORTED = ("mcp_servers", "container", "output_format")
+UNSUPPORTED = ("mcp_servers", "container")
 """Fields that are refused unless they are null or empty, or the operator lets them be ignored."""
 
 
@@ -78,6 +77,7 @@ class AnthropicTool(Struct):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class OutputConfig(Struct):
@@ -124,15 +124,13 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
     body = decoded(raw, BODY.decode, "a request for a message")
     wishes.ignore(*(name for name in IGNORED if getattr(body, name) is not None))
     wishes.refuse_all(body, UNSUPPORTED)
-    if body.output_config and body.output_config.format:
-        wishes.refuse("response_format", f"output_config.format is not supported: {UNRECORDED}")
+    wishes.ask("response_format", body.output_format or (body.output_config and body.output_config.format))
     if body.output_config and body.output_config.effort:
         wishes.ignore("output_config.effort")
-    if body.messages[-1].role == "assistant":
-        wishes.refuse("prefill", "the last message is the assistant's, and the policy writes whole turns")
+    wishes.ask("prefill", body.messages[-1].role == "assistant")
     functions = [tool for tool in body.tools or () if wishes.is_function(OURS.get(tool.type, tool.type or ""))]
-    if (body.tool_choice or {}).get("disable_parallel_tool_use"):
-        wishes.ignore("disable_parallel_tool_use")
+    wishes.ask("parallel_tool_calls", (body.tool_choice or {}).get("disable_parallel_tool_use"))
+    wishes.ask("strict", any(tool.strict for tool in functions))
     offers = (RequestTool(tool.name, tool.description, tool.input_schema) for tool in functions)
     tools, key = checked_tools(offered(offers))
     choice = (body.tool_choice or {}).get("type")
@@ -148,6 +146,7 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
         stream=bool(body.stream),
         shows_thoughts=bool(body.thinking and body.thinking.type != "disabled"),
         ignored=wishes.ignored,
+        unenforced=wishes.unenforced,
     )
 
 

@@ -305,7 +305,7 @@ class GatewayApp(App):
         """Write comments until the reply is there. The status is sent with the first: an early refusal has its own."""
         while not (await asyncio.wait({sampling, gone}, timeout=self._keep_alive_s, return_when=FIRST_COMPLETED))[0]:
             if not exchange.is_started:
-                await exchange.start(200, [*EVENTS, *_ignored(request)])
+                await exchange.start(200, [*EVENTS, *_undone(request)])
             await exchange.write(KEEP_ALIVE)
 
 
@@ -327,9 +327,9 @@ async def _deliver(reply: Reply, request: ChatRequest, episode: OpenEpisode, exc
     )
     if not request.stream:
         body = exchange.dialect.whole(reply, request, shown)
-        return await exchange.answer(200, body, [JSON, *_ignored(request)])
+        return await exchange.answer(200, body, [JSON, *_undone(request)])
     if not exchange.is_started:
-        await exchange.start(200, [*EVENTS, *_ignored(request)])
+        await exchange.start(200, [*EVENTS, *_undone(request)])
     return await exchange.write(exchange.dialect.stream(reply, request, shown), is_last=True)
 
 
@@ -357,9 +357,10 @@ def check_key(exchange: Exchange, capability: str) -> None:
         )
 
 
-def _ignored(request: ChatRequest) -> list[Header]:
-    """Header that names the fields of the request which had no effect."""
-    return [(b"x-asyncrl-ignored", ",".join(request.ignored).encode())] if request.ignored else []
+def _undone(request: ChatRequest) -> list[Header]:
+    """Headers that name what the request asked for and did not get."""
+    named = ((b"x-asyncrl-ignored", request.ignored), (b"x-asyncrl-not-enforced", request.unenforced))
+    return [(header, ",".join(names).encode()) for header, names in named if names]
 
 
 def _seat(name: str, num_seats: int) -> int:

@@ -10,7 +10,6 @@ from asyncrl.episodes.gateway.reply import Choice, Reply, Shown, Text, event
 from asyncrl.episodes.gateway.request import (
     MAX_CHOICES,
     SAMPLING,
-    UNRECORDED,
     ChatRequest,
     Count,
     Integer,
@@ -22,15 +21,19 @@ from asyncrl.episodes.gateway.request import (
     checked_tools,
     decoded,
 )
+from asyncrl.messages.words import Unenforced
 
 # ── request ───────────────────────────────────────────────────────────────────────────────────
 
 UNSUPPORTED = (
-    "logit_bias", "functions", "function_call", "audio", "prediction", "web_search_options", "structured_outputs",
-    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "chat_template", "chat_template_kwargs",
-    "continue_final_message", "echo", "prompt_logprobs", "best_of", "use_beam_search",
+    "logit_bias", "functions", "function_call", "audio", "prediction", "web_search_options", "chat_template",
+    "chat_template_kwargs", "continue_final_message", "echo", "prompt_logprobs", "best_of", "use_beam_search",
 )  # fmt: skip
 """Fields that are refused unless they are null, false or empty, or the operator lets them be ignored."""
+GUIDED: tuple[Unenforced, ...] = (
+    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+)  # fmt: skip
+"""Forms of the reply under vLLM's names."""
 
 
 class StreamOptions(Struct):
@@ -92,8 +95,13 @@ class ChatBody(Struct):
     use_beam_search: Any = None
 
 
+class StrictFunction(Struct):
+    strict: bool | None = None
+
+
 class AnyTool(Struct):
     type: str = "function"
+    function: StrictFunction | None = None
 
 
 BODY = msgspec.json.Decoder(ChatBody)
@@ -116,8 +124,11 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
     tools, key = checked_tools(f"[{','.join(functions)}]" if functions else "")
     wishes.ignore(*(name for name in SAMPLING if getattr(body, name) is not None))
     wishes.refuse_all(body, UNSUPPORTED)
-    if body.response_format and body.response_format.type != "text":
-        wishes.refuse("response_format", f"response_format must be text: {UNRECORDED}")
+    wishes.ask("response_format", body.response_format and body.response_format.type != "text")
+    wishes.ask("parallel_tool_calls", body.parallel_tool_calls is False)
+    wishes.ask("strict", any(tool.function and tool.function.strict for _, tool in offered))
+    for name in GUIDED:
+        wishes.ask(name, getattr(body, name))
     if body.top_logprobs:
         wishes.refuse("top_logprobs", "top_logprobs must be 0: log-probs are recorded of the sampled tokens alone")
     if body.modalities not in (None, [], ["text"]):
@@ -145,6 +156,7 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
         logprobs=bool(body.logprobs),
         token_ids=bool(body.return_token_ids),
         ignored=wishes.ignored,
+        unenforced=wishes.unenforced,
     )
 
 

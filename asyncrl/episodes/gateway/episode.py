@@ -10,8 +10,9 @@ once. A turn whose reply reached nobody is not trained, unless a later request r
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import get_args
 
 from msgspec import structs
 
@@ -28,11 +29,13 @@ from asyncrl.episodes.gateway.request import (
     num_chars,
     turn_of,
 )
+from asyncrl.episodes.pictures import PicturesExceeded
 from asyncrl.episodes.record import RecordedTurn, TurnContext
 from asyncrl.episodes.steps import MOST_CHARS
 from asyncrl.errors import DataError, EngineError, PromptTooLong
 from asyncrl.log import get_logger
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Image
+from asyncrl.messages.words import Unenforced
 
 # ── earlier ───────────────────────────────────────────────────────────────────────────────────
 # Turns that another node recorded before it was lost, to be given again to an agent program that runs again.
@@ -92,7 +95,7 @@ ALARMING: tuple[RootCause, ...] = ("edited_reply", "edited_history", "tools_chan
 class Counts(Counter[str]):
     """
     ``sampled``, ``replayed``, ``repeats``, ``roots``, ``root_CAUSE``, ``forks``, ``fork_retry``, ``fork_branch``,
-    ``undelivered``, ``refused_CODE``, ``ignored_FIELD``, ``malformed_calls``,
+    ``undelivered``, ``refused_CODE``, ``ignored_FIELD``, ``unenforced_FIELD``, ``malformed_calls``,
     ``malformed_FAULT``.
 
     A fork is a turn whose parent has another child: ``retry`` if the program sent the same messages again, ``branch``
@@ -105,7 +108,8 @@ class Counts(Counter[str]):
         """Metrics of an episode, for `Trajectory.scores`."""
         broken = sum(self[f"root_{cause}"] for cause in ALARMING)
         counted = {name: float(self[name]) for name in ("forks", "roots", *MALFORMED)}
-        return {**counted, "broken_lineage": float(broken)}
+        unenforced = sum(self[f"unenforced_{name}"] for name in get_args(Unenforced))
+        return {**counted, "broken_lineage": float(broken), "unenforced": float(unenforced)}
 
     @classmethod
     def clash_of(cls, metrics: Mapping[str, float]) -> str:
@@ -141,7 +145,7 @@ class OpenEpisode:
         base_url: For ``OPENAI_BASE_URL``.
         key: For ``OPENAI_API_KEY``; also part of the URL.
         reward_url: For ``PUT``.
-        allowed: Fields of requests that may be ignored; ``environment.gateway_ignores``.
+        wishes: Makes the wishes of one request.
         as_template: ``environment.history`` is ``as_template``.
         earlier: Turns of an earlier run of the program; the conversation's record begins without them.
         clock: Seconds since 1970.
@@ -156,7 +160,7 @@ class OpenEpisode:
         base_url: str,
         key: str,
         reward_url: str,
-        allowed: Collection[str],
+        wishes: Callable[[], Wishes],
         as_template: bool,
         earlier: Sequence[RecordedTurn],
         counts: Counts,
@@ -185,7 +189,7 @@ class OpenEpisode:
         self._all_counts = counts
         self._close = close
         self._clock = clock
-        self._allowed = allowed
+        self.wishes = wishes
         self._replies: set[asyncio.Task[Reply]] = set()
         """Replies that are being made."""
         self._lost: dict[bytes, deque[asyncio.Task[Reply]]] = {}
@@ -213,10 +217,6 @@ class OpenEpisode:
     def num_seats(self) -> int:
         return len(self._lineages)
 
-    def wishes(self) -> Wishes:
-        """Wishes of one request, with the fields that the operator lets be ignored."""
-        return Wishes(self._allowed)
-
     async def taken(self, request: ChatRequest) -> ChatRequest:
         """
         The request with digests in place of the files of its pictures, which are kept, and of marks in its prompt.
@@ -229,6 +229,9 @@ class OpenEpisode:
             if pictures.prompt and messages[:num] == self._prompt:
                 messages[:num] = pictures.with_prompt(self._prompt)
             return structs.replace(request, messages=messages)
+        except PicturesExceeded as error:
+            self.limit = error.limit
+            raise LimitReached(error.limit) from error
         except DataError as error:
             problem = f"the pictures of the request cannot be shown: {error}"
             raise RefusedRequest(400, "invalid_messages", problem, param="messages") from error
@@ -262,6 +265,10 @@ class OpenEpisode:
         task.add_done_callback(partial(self._note_limit, identity, self._in_vain[identity]))
         self._replies.add(task)
         self.count(*(f"ignored_{name}" for name in request.ignored))
+        for name in request.unenforced:
+            if not self._all_counts[f"unenforced_{name}"]:
+                log.warning("gateway.not_enforced", field=name, remedy="environment.gateway_refuses refuses it")
+            self.count(f"unenforced_{name}")
         return task
 
     def _note_limit(self, identity: bytes, before: int, task: "asyncio.Task[Reply]") -> None:

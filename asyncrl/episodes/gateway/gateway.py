@@ -9,14 +9,17 @@ A capability is 256 random bits. It is looked up by its hash, so that the time o
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from hashlib import sha256
+from typing import get_args
 
 from asyncrl.engine import ChatMessage
 from asyncrl.episodes.conversation import Conversation
 from asyncrl.episodes.gateway.episode import Counts, OpenEpisode
 from asyncrl.episodes.gateway.lineage import Lineage
-from asyncrl.episodes.gateway.request import normal
+from asyncrl.episodes.gateway.request import Wishes, normal
 from asyncrl.episodes.record import RecordedTurn
+from asyncrl.messages.words import Unenforced
 
 CAPABILITY_BYTES = 32
 
@@ -30,6 +33,7 @@ class Gateway:
             mounts it; `server.serve` sets it.
         model: Name of the policy in the list of models.
         allowed: Fields of requests that may be ignored; ``environment.gateway_ignores``.
+        refused: Forms of replies that are refused; ``environment.gateway_refuses``.
         as_template: ``environment.history`` is ``as_template``.
         clock: Seconds since 1970.
     """
@@ -40,6 +44,7 @@ class Gateway:
         *,
         model: str = "policy",
         allowed: Collection[str] = (),
+        refused: Collection[Unenforced] = (),
         as_template: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -47,7 +52,7 @@ class Gateway:
         self.model = model
         self.counts = Counts()
         """Counts of all episodes together."""
-        self._allowed = allowed
+        self._wishes = partial(Wishes, allowed, refused)
         self._as_template = as_template
         self._clock = clock
         self._open: dict[bytes, OpenEpisode] = {}
@@ -80,7 +85,7 @@ class Gateway:
             base_url=f"{self.url}/e/{capability}/v1",
             key=capability,
             reward_url=f"{self.url}/e/{capability}/reward",
-            allowed=self._allowed,
+            wishes=self._wishes,
             as_template=self._as_template,
             earlier=earlier,
             counts=self.counts,
@@ -88,6 +93,11 @@ class Gateway:
             clock=self._clock,
         )
         return episode
+
+    @property
+    def unenforced(self) -> list[Unenforced]:
+        """Forms of replies that programs of this node have asked for, and that nothing enforces."""
+        return [name for name in get_args(Unenforced) if self.counts[f"unenforced_{name}"]]
 
     def find(self, capability: str) -> OpenEpisode | None:
         """The open episode with this capability; None if there is none."""

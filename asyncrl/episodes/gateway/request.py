@@ -1,10 +1,11 @@
 """
-A request of an agent program, in the one form that all dialects are read into; what is ignored, and what refused.
+A request of an agent program, in the one form that all dialects are read into; what is not done, and what refused.
 
 Sampling is the run's: a program that chose its own temperature would make the recorded log-probs those of another
-distribution. What only asks for another one is ignored and named in a header; what promises the program something that
-the policy would not keep, such as JSON of a schema, is refused, unless the operator lets it be ignored by name
-(``environment.gateway_ignores``).
+distribution. What asks for another one is ignored. What asks for a form of the reply, such as JSON of a schema, is not
+enforced: programs ask for it after a reply that was bad, and a refusal would fail the episode for what the policy wrote
+(``environment.gateway_refuses`` brings it back). Each is named in a header. What nobody here can do is refused, unless
+the operator lets it be ignored by name (``environment.gateway_ignores``): no reply of the policy makes a program ask.
 """
 
 import json
@@ -18,6 +19,7 @@ from msgspec import Meta, Struct
 
 from asyncrl.engine import IMAGE, ChatMessage
 from asyncrl.foreign_text import whole
+from asyncrl.messages.words import Unenforced
 
 # ── refusal ───────────────────────────────────────────────────────────────────────────────────
 # An answer other than 200, which each dialect writes in its own form.
@@ -217,10 +219,9 @@ MAX_TOOLS_CHARS = 256 << 10
 """Characters of a request's tools: their schemas are kept as long as the rollout runs."""
 MAX_DEPTH = 64
 """Nesting of a tool's schema."""
-UNRECORDED = "replies are sampled without a grammar, whose masks the engine would have to record for the trainer"
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
-    "parallel_tool_calls", "reasoning_effort",
+    "reasoning_effort",
 )  # fmt: skip
 """Fields that would change what is sampled, and do not, in any dialect."""
 
@@ -273,6 +274,8 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     """Id of the reply whose conversation this request continues; empty if it has sent all of it."""
     ignored: tuple[str, ...] = ()
     """Fields that had no effect."""
+    unenforced: tuple[Unenforced, ...] = ()
+    """Forms of the reply that were asked for, and that nothing enforces."""
     seat: int = 0
     """Seat of the episode that is to speak."""
 
@@ -300,20 +303,40 @@ class Wishes:
 
     Args:
         allowed: Fields that the operator lets be ignored: ``environment.gateway_ignores``.
+        refused: Forms that the operator has refused: ``environment.gateway_refuses``.
     """
 
-    def __init__(self, allowed: Collection[str] = ()) -> None:
+    def __init__(self, allowed: Collection[str] = (), refused: Collection[Unenforced] = ()) -> None:
         self._allowed = allowed
+        self._refused = refused
         self._ignored: dict[str, None] = {}
+        self._unenforced: dict[Unenforced, None] = {}
 
     @property
     def ignored(self) -> tuple[str, ...]:
         """Fields that have no effect, each once."""
         return tuple(self._ignored)
 
+    @property
+    def unenforced(self) -> tuple[Unenforced, ...]:
+        """Forms of the reply that nothing enforces, each once."""
+        return tuple(self._unenforced)
+
     def ignore(self, *names: str) -> None:
         """Name fields that have no effect."""
         self._ignored.update(dict.fromkeys(names))
+
+    def ask(self, name: Unenforced, wanted: object) -> None:
+        """Name a form that is asked for, if ``wanted`` is true; raises `RefusedRequest` if the operator has it so."""
+        if not wanted:
+            return
+        if name in self._refused:
+            problem = (
+                f"{name} is not enforced: replies are sampled without a grammar, whose masks the engine would have to "
+                f"record for the trainer; without {name!r} in environment.gateway_refuses the request is answered"
+            )
+            raise RefusedRequest(400, "unsupported_parameter", problem, param=name)
+        self._unenforced[name] = None
 
     def refuse(self, name: str, problem: str) -> None:
         """Raise `RefusedRequest`, unless the operator lets the field be ignored."""
@@ -333,10 +356,9 @@ class Wishes:
                 self.refuse(name, f"{name} is not supported")
 
     def reads_calls(self, choice: str | Mapping[str, Any] | None, *, has_tools: bool) -> bool:
-        """True if the reply may have calls. A choice other than ``auto`` and ``none`` is refused or ignored."""
+        """True if the reply may have calls. A choice other than ``auto`` and ``none`` is not enforced."""
         kind = choice.get("type") if isinstance(choice, Mapping) else choice
-        if kind not in (None, "auto", "none"):
-            self.refuse("tool_choice", f"tool_choice is {kind!r:.40}, expected auto or none: {UNRECORDED}")
+        self.ask("tool_choice", kind not in (None, "auto", "none"))
         return has_tools and kind != "none"
 
     def is_function(self, kind: str) -> bool:

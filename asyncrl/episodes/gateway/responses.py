@@ -18,7 +18,6 @@ from asyncrl.episodes.gateway import chat
 from asyncrl.episodes.gateway.reply import Choice, Reply, Shown, event
 from asyncrl.episodes.gateway.request import (
     REFERENCE,
-    UNRECORDED,
     ChatRequest,
     Count,
     Function,
@@ -40,8 +39,8 @@ from asyncrl.episodes.gateway.request import (
 # ── request ───────────────────────────────────────────────────────────────────────────────────
 
 IGNORED = (
-    "temperature", "top_p", "parallel_tool_calls", "reasoning", "truncation", "max_tool_calls", "service_tier",
-    "prompt_cache_key", "safety_identifier",
+    "temperature", "top_p", "reasoning", "truncation", "max_tool_calls", "service_tier", "prompt_cache_key",
+    "safety_identifier",
 )  # fmt: skip
 """Fields that would change what is sampled or kept, and do not."""
 UNSUPPORTED = ("background", "conversation", "prompt", "top_logprobs")
@@ -128,11 +127,10 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
     body = decoded(raw, BODY.decode, "a request for a response")
     wishes.ignore(*(name for name in IGNORED if getattr(body, name) is not None))
     wishes.refuse_all(body, UNSUPPORTED)
-    if body.text and body.text.format and body.text.format.type != "text":
-        wishes.refuse("response_format", f"text.format must be text: {UNRECORDED}")
+    wishes.ask("response_format", body.text and body.text.format and body.text.format.type != "text")
+    wishes.ask("parallel_tool_calls", body.parallel_tool_calls is False)
     functions = [tool for tool in body.tools or () if wishes.is_function(tool.type)]
-    if any(tool.strict for tool in body.tools or ()):
-        wishes.ignore("strict")
+    wishes.ask("strict", any(tool.strict for tool in functions))
     offers = (RequestTool(tool.name, tool.description, tool.parameters) for tool in functions)
     tools, key = checked_tools(offered(offers))
     items = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
@@ -150,6 +148,7 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
         stream=bool(body.stream),
         logprobs="message.output_text.logprobs" in (body.include or ()),
         ignored=wishes.ignored,
+        unenforced=wishes.unenforced,
     )
 
 

@@ -19,7 +19,8 @@ from copy import copy
 from typing import Any, Union
 
 from asyncrl.environment import Client, Message, Said, Step, Task, ToolCall
-from asyncrl.episodes.worker.schema import problem_of, schema_of
+from asyncrl.episodes.json_schema import problem_of
+from asyncrl.episodes.worker.schema import schema_of
 from asyncrl.episodes.worker.tools import ToolFailure, calculator, mcp, python, shell
 from asyncrl.episodes.worker.values import BadValue, shown
 from asyncrl.errors import ConfigError, ContainerFailed
@@ -191,8 +192,6 @@ class FunctionTool:
         self.schema = schema_of(function, setting)
 
     async def call(self, arguments: dict[str, Any]) -> str:
-        if problem := problem_of(arguments, self.schema):
-            return f"error: {problem}"
         value = self._function(**arguments)
         return text_of(await value if inspect.isawaitable(value) else value)
 
@@ -266,8 +265,11 @@ class Toolbox:
             return f"error: the call cannot be read: {call.problem}"
         if call.name not in self._tools:
             return f"error: there is no tool {call.name!r}: {hint(call.name, self._tools)}"
+        tool = self._tools[call.name]
+        if problem := problem_of(call.arguments, tool.schema["function"]["parameters"]):
+            return f"error: {problem}"
         try:
-            answer: str = await self._tools[call.name].call(call.arguments)
+            answer: str = await tool.call(call.arguments)
         except (ToolFailure, ContainerFailed):
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  tools are user code

@@ -21,15 +21,6 @@ from typing import Any, Union
 from asyncrl.errors import ConfigError
 
 SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
-PYTHON: dict[str, Any] = {
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-}
-"""Types of a JSON value that a schema's type allows."""
 UNIONS = (Union, getattr(types, "UnionType", Union))
 """``Optional[int]``, and ``int | None`` of Python 3.10."""
 
@@ -61,40 +52,6 @@ def schema_of(function: Callable[..., Any], setting: str) -> dict[str, Any]:
 
 def function_schema(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-
-def problem_of(arguments: dict[str, Any], schema: dict[str, Any]) -> str:
-    """Return the reason for which arguments do not fit the schema of a typed function; empty if they do."""
-    parameters = schema["function"]["parameters"]
-    properties = parameters["properties"]
-    for name in parameters["required"]:
-        if name not in arguments:
-            return f"argument {name!r} is missing"
-    for name, value in arguments.items():
-        if name not in properties:
-            return f"there is no argument {name!r}, expected {', '.join(properties) or 'none'}"
-        if problem := _mismatch(value, properties[name]):
-            return f"argument {name!r} is {value!r:.80}, expected {problem}"
-    return ""
-
-
-def _mismatch(value: Any, expected: dict[str, Any]) -> str:
-    """Return what was expected instead of ``value``; empty if it fits."""
-    if "anyOf" in expected:
-        misses = [_mismatch(value, one) for one in expected["anyOf"]]
-        return "" if "" in misses else " or ".join(misses)
-    if "enum" in expected:
-        return "" if value in expected["enum"] else f"one of {expected['enum']}"
-    kind = expected.get("type")
-    if kind is None:
-        return ""
-    if kind == "null":
-        return "" if value is None else "null"
-    if not isinstance(value, PYTHON[kind]) or (isinstance(value, bool) and kind != "boolean"):
-        return f"{'an' if kind[0] in 'aio' else 'a'} {kind}"
-    if kind == "array" and "items" in expected:
-        return next((f"items that are {miss}" for item in value if (miss := _mismatch(item, expected["items"]))), "")
-    return ""
 
 
 def _type(hint: Any, where: str) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def by_response_template(
 
 def _read(call: Any) -> CalledTool:
     value = as_object(call)
-    return named_call(as_object(value.get("function", value)), "arguments")
+    return named_call(as_object(value.get("function", value)), "arguments", beside=["id", "type"])
 
 
 # ── pictures ──────────────────────────────────────────────────────────────────────────────────────
@@ -492,9 +492,9 @@ def make_boundary(
             def finder(tools: str) -> Find:
                 shown = text.read_tools(tools) or listed
                 _check_tools(template, shown)
-                find = _find(tokenizer, template, shown, tool_parser)
-                parameters = {str(one.get("name", "")): _mapping(one, "parameters") for one in map(_function, shown)}
-                return (lambda token_ids: judged(find(token_ids), parameters)) if shown else find
+                schemas = {str(one.get("name", "")): _parameters(one) for one in map(_function, shown)}
+                find = _find(tokenizer, template, shown, schemas, tool_parser)
+                return (lambda token_ids: judged(find(token_ids), schemas)) if shown else find
 
             finder("")
             boundary = ChatBoundary(tokenizer, template, finder, processor, spelled=spelled)
@@ -511,7 +511,11 @@ def make_boundary(
 
 
 def _find(
-    tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, tools: list[dict[str, Any]], tool_parser: ToolParser
+    tokenizer: PreTrainedTokenizerBase,
+    template: ChatTemplate,
+    tools: list[dict[str, Any]],
+    schemas: Schemas,
+    tool_parser: ToolParser,
 ) -> Find:
     """Finder of the calls in a turn. Raises `ConfigError` if it is unknown and needed."""
     prompt = template.generation_prompt()
@@ -527,21 +531,13 @@ def _find(
             "the chat template shows no form in which the policy would write calls of tools; name it in "
             f"environment.tool_parser: {', '.join(PARSERS)} (which shows tools as texts, too)"
         )
-    functions = [_function(tool) for tool in tools]
-    schemas = {str(function.get("name", "")): _parameters(function) for function in functions}
     parse = PARSERS.get(form or "none", no_calls)
     return by_parser(tokenizer, parse, schemas, in_thought=bool(opened_thought(prompt)))
 
 
-def _parameters(function: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Schema of each parameter; those that are none, such as ``true``, are left out."""
-    named = _mapping(_mapping(function, "parameters"), "properties").items()
-    return {name: schema for name, schema in named if isinstance(schema, Mapping)}
-
-
-def _mapping(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The object under a key, or an empty one."""
-    return found if isinstance(found := value.get(key), Mapping) else {}
+def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """JSON schema of a function's arguments; one that is no object, such as ``true``, says nothing."""
+    return found if isinstance(found := function.get("parameters"), Mapping) else {}
 
 
 def _check_tools(template: ChatTemplate, tools: Sequence[Mapping[str, Any]]) -> None:

@@ -50,6 +50,11 @@ TILL = {"function": "till.py:Till"}
             "environment.tool_parser='none' reads no calls, so environment.tools are never called; use 'auto'",
         ),
         (
+            {"environment": TILL | {"gateway_ignores": ["tools", "tool_choice"]}},
+            "environment.gateway_ignores names 'tool_choice', which is answered without it; remove it, or put it into "
+            "environment.gateway_refuses",
+        ),
+        (
             {"environment": TILL | {"container": {"warm": 2}}},
             "environment.container is only read with environment.container.image; set it",
         ),

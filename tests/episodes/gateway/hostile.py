@@ -120,10 +120,10 @@ def _wrong_type(draw: random.Random, capability: str, chat: str) -> Hostile:
 def _unsupported(draw: random.Random, capability: str, chat: str) -> Hostile:
     field: dict[str, Any] = draw.choice(
         [
-            {"response_format": {"type": "json_object"}}, {"tool_choice": "required"}, {"logit_bias": {"1": 100}},
+            {"response_format": 5}, {"tool_choice": 5}, {"logit_bias": {"1": 100}},
             {"stop": [""]}, {"functions": [{"name": "x"}]}, {"modalities": ["audio"]}, {"top_logprobs": 3},
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]},
-            {"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"a": 1}}, {"guided_regex": "(a+)+$"},
+            {"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"a": 1}}, {"echo": True},
         ]
     )  # fmt: skip
     return Hostile("POST", chat, json.dumps(GOOD | field).encode())

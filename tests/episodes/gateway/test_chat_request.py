@@ -17,6 +17,7 @@ from asyncrl.episodes.gateway.request import (
     normal,
     tools_key,
 )
+from asyncrl.messages.words import Unenforced
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 LOOK = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}
@@ -80,24 +81,54 @@ def test_a_field_that_would_not_be_honoured_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"add_generation_prompt": False}, "add_generation_prompt"),
         ({"logprobs": True, "top_logprobs": 5}, "top_logprobs"),
     ],
 )
-def test_a_promise_that_the_policy_would_not_keep_is_refused(fields: dict[str, Any], param: str) -> None:
+def test_what_nobody_here_can_do_is_refused(fields: dict[str, Any], param: str) -> None:
     assert refusal(**fields).param == param
 
 
+FORMS: list[tuple[Unenforced, dict[str, Any]]] = [
+    ("response_format", {"response_format": {"type": "json_object"}}),
+    ("response_format", {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}),
+    ("tool_choice", {"tool_choice": "required"}),
+    ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "look"}}}),
+    ("parallel_tool_calls", {"parallel_tool_calls": False}),
+    ("strict", {"tools": [{**LOOK, "function": {**LOOK["function"], "strict": True}}]}),
+    *((name, {name: "x"}) for name in chat.GUIDED),
+]
+
+
+@pytest.mark.parametrize(("name", "fields"), FORMS)
+def test_a_form_that_nothing_enforces_is_named_and_refused_only_if_the_operator_says_so(
+    name: Unenforced, fields: dict[str, Any]
+) -> None:
+    raw = json.dumps({"messages": MESSAGES, "tools": [LOOK], **fields}).encode()
+    assert (chat.read(raw, Wishes()).unenforced, chat.read(raw, Wishes()).reads_calls) == ((name,), True)
+    with pytest.raises(RefusedRequest, match=f"{name} is not enforced") as refused:
+        chat.read(raw, Wishes(refused=[name]))
+    assert (refused.value.status, refused.value.param) == (400, name)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"parallel_tool_calls": True},
+        {"tool_choice": "auto"},
+        {"response_format": {"type": "text"}},
+        {"guided_json": None},
+        {"tools": [{**LOOK, "function": {**LOOK["function"]}}]},
+    ],
+)
+def test_a_form_that_the_policy_has_anyway_is_not_named(fields: dict[str, Any]) -> None:
+    assert read(**{"tools": [LOOK], **fields}) == read(tools=[LOOK])
+
+
 def test_what_the_operator_lets_be_ignored_is_named_and_not_refused() -> None:
-    asked = {"tool_choice": "required", "response_format": {"type": "json_object"}, "logit_bias": {"1": 1}}
-    request = read("tool_choice", "response_format", "logit_bias", tools=[LOOK], **asked)
-    assert request.reads_calls
-    assert set(request.ignored) == set(asked)
-    assert "environment.gateway_ignores = ['tool_choice']" in refusal(tools=[LOOK], tool_choice="required").message
+    assert read("logit_bias", logit_bias={"1": 1}).ignored == ("logit_bias",)
+    assert "environment.gateway_ignores = ['logit_bias']" in refusal(logit_bias={"1": 1}).message
 
 
 def test_what_the_run_does_anyway_is_accepted() -> None:

@@ -8,12 +8,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from asyncrl.engine import PolicyTurn
 from asyncrl.episodes.conversation import MALFORMED
 from asyncrl.episodes.gateway.app import GatewayApp
 from asyncrl.episodes.gateway.gateway import Gateway
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
+from asyncrl.messages.words import Unenforced
 from tests.episodes.gateway.doubles import Answer, CharBoundary, Episode, call, shown
 
 LOOK = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {"at": {}}}}
@@ -82,7 +84,7 @@ def assert_one_branch(episode: Episode) -> None:
     assert episode.open.counts.scores == {"forks": 0.0, "roots": float(record.root(2) == FROM_NOTHING), **BROKEN}
 
 
-BROKEN = {"broken_lineage": 0.0, **dict.fromkeys(MALFORMED, 0.0)}
+BROKEN = {"broken_lineage": 0.0, "unenforced": 0.0, **dict.fromkeys(MALFORMED, 0.0)}
 
 
 # ── responses ─────────────────────────────────────────────────────────────────────────────────
@@ -199,7 +201,7 @@ def test_refusals_have_the_form_that_anthropics_client_reads() -> None:
         api = client("anthropic", episode, app)
         asked: dict[str, Any] = {"model": "policy", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
         with pytest.raises(anthropic.BadRequestError, match="gateway_ignores") as refused:
-            await api.messages.create(**asked, tools=[TOOL], tool_choice={"type": "any"})
+            await api.messages.create(**asked, tools=[{"type": "web_search_20250305", "name": "web_search"}])
         assert refused.value.type == "invalid_request_error"
         with pytest.raises(anthropic.AuthenticationError):
             await api.with_options(api_key="another").messages.create(**asked)
@@ -217,7 +219,6 @@ async def post(app: GatewayApp, episode: Episode, api: str, body: dict[str, Any]
 @pytest.mark.parametrize(
     ("api", "body", "param"),
     [
-        ("responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}, "response_format"),
         ("responses", {"input": "x", "tools": [{"type": "web_search"}]}, "tools"),
         ("responses", {"input": "x", "background": True}, "background"),
         ("responses", {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
@@ -254,19 +255,19 @@ def test_a_block_that_is_not_read_is_refused(block: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("api", "body"),
     [
-        ("responses", {"input": "x", "text": {"format": {"type": "json_schema"}}, "tool_choice": "required"}),
-        ("messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": "any"}}),
-        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "tool_choice": "required"}),
+        ("responses", {"input": "x", "tools": [{"type": "web_search"}]}),
+        ("messages", {"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "x", "type": "bash_1"}]}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "custom"}]}),
     ],
 )
 def test_what_the_operator_lets_be_ignored_is_named_in_a_header_and_counted(api: str, body: dict[str, Any]) -> None:
     async def scene(episode: Episode, app: GatewayApp) -> None:
         answer = await post(app, episode, api, body)
         assert answer.status == 200, answer.body
-        assert b"tool_choice" in answer.headers[b"x-asyncrl-ignored"]
-        assert episode.open.counts["ignored_tool_choice"] == 1
+        assert answer.headers[b"x-asyncrl-ignored"] == b"tools"
+        assert episode.open.counts["ignored_tools"] == 1
 
-    play(scene, an_episode(gateway=Gateway("http://test", allowed=["tool_choice", "response_format"])))
+    play(scene, an_episode(gateway=Gateway("http://test", allowed=["tools"])))
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -325,21 +326,49 @@ def test_what_claude_code_puts_before_its_system_message_is_not_read() -> None:
     play(scene)
 
 
+SCHEMA = {"type": "json_schema", "name": "x", "schema": {}}
+PREFILLED = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "{"}]
+
+
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("api", "fields", "name"),
     [
-        ({"output_config": {"format": {"type": "json_schema"}}}, "response_format"),
-        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "{"}]}, "prefill"),
+        ("messages", {"output_config": {"format": SCHEMA}}, "response_format"),
+        ("messages", {"output_format": SCHEMA}, "response_format"),
+        ("messages", {"messages": PREFILLED}, "prefill"),
+        ("messages", {"tools": [TOOL], "tool_choice": {"type": "any"}}, "tool_choice"),
+        ("messages", {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "look"}}, "tool_choice"),
+        (
+            "messages",
+            {"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+            "parallel_tool_calls",
+        ),
+        ("messages", {"tools": [{**TOOL, "strict": True}]}, "strict"),
+        ("responses", {"text": {"format": SCHEMA}}, "response_format"),
+        ("responses", {"tools": [FUNCTION], "tool_choice": "required"}, "tool_choice"),
+        ("responses", {"tools": [FUNCTION], "parallel_tool_calls": False}, "parallel_tool_calls"),
+        ("responses", {"tools": [{**FUNCTION, "strict": True}]}, "strict"),
+        ("chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
+        ("chat/completions", {"response_format": {"type": "json_object"}, "stream": True}, "response_format"),
     ],
 )
-def test_what_a_message_cannot_be_is_refused(fields: dict[str, Any], param: str) -> None:
-    async def scene(episode: Episode, app: GatewayApp) -> None:
-        body = {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}], **fields}
-        answer = await post(app, episode, "messages", body)
-        assert (answer.status, answer.json["error"]["code"]) == (400, "unsupported_parameter")
-        assert f"gateway_ignores = ['{param}']" in answer.json["error"]["message"]
+def test_a_form_that_nothing_enforces_is_answered_named_and_counted(
+    api: str, fields: dict[str, Any], name: Unenforced
+) -> None:
+    asked = {"input": "x"} if api == "responses" else {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
 
-    play(scene)
+    async def scene(episode: Episode, app: GatewayApp) -> None:
+        for _ in range(2):
+            answer = await post(app, episode, api, {**asked, **fields})
+            assert (answer.status, answer.headers[b"x-asyncrl-not-enforced"]) == (200, name.encode())
+        plain = await post(app, episode, api, asked)
+        assert b"x-asyncrl-not-enforced" not in plain.headers
+        assert episode.open.counts.scores["unenforced"] == 2.0
+        assert episode.gateway.unenforced == [name]
+
+    with capture_logs() as logs:
+        play(scene)
+    assert [log["field"] for log in logs if log["event"] == "gateway.not_enforced"] == [name]
 
 
 def test_a_model_is_found_by_any_name() -> None:

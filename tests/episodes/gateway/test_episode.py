@@ -31,7 +31,7 @@ from tests.episodes.gateway.doubles import (
     user,
 )
 
-SOUND = dict.fromkeys(MALFORMED, 0.0)
+SOUND = dict.fromkeys((*MALFORMED, "unenforced"), 0.0)
 
 
 def test_metrics_tell_roots_that_a_program_did_not_intend() -> None:

@@ -88,6 +88,7 @@ def test_an_agent_of_three_turns_is_one_branch(ask: Callable[[Any, list[Any]], A
             "forks": 0.0,
             "roots": 0.0,
             "broken_lineage": 0.0,
+            "unenforced": 0.0,
             **dict.fromkeys(MALFORMED, 0.0),
         }
 

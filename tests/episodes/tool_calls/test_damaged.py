@@ -74,7 +74,8 @@ WRITERS: dict[str, Callable[[str, Arguments], str]] = {
 }
 BETWEEN = {"llama_json": "; "}
 STRINGS = {"type": "string"}
-SCHEMAS: dict[str, Any] = {name: {"path": STRINGS, "text": STRINGS} for name in ("read", "delete", "write")}
+PARAMETERS = {"properties": {"path": STRINGS, "text": STRINGS}}
+SCHEMAS: dict[str, Any] = dict.fromkeys(("read", "delete", "write"), PARAMETERS)
 QUOTED = {
     "hermes": hermes("delete", {"path": "all"}),
     "deepseek": deepseek("delete", {"path": "all"}),

@@ -45,8 +45,8 @@ def test_a_malformed_call_has_a_fault_of_one_kind(written: str, fault: str) -> N
     [
         {},
         {"properties": [], "required": "a"},
-        {"properties": {"a": {}}, "required": [{}, 1]},
-        {"properties": {"a": {"$ref": "#/x"}, "b": True, "c": {"type": "date"}, "d": {"enum": [1]}}},
+        {"type": "object", "additionalProperties": True, "properties": {"a": {}}, "required": [{}, 1]},
+        {"properties": {"a": {"$ref": "#/x"}, "b": True, "c": {"type": "date"}, "d": {"$ref": "#/properties/d"}}},
     ],
 )
 def test_a_schema_that_says_nothing_fits_any_arguments(schema: dict[str, Any]) -> None:

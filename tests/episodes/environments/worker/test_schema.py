@@ -4,7 +4,8 @@ from typing import Any, Literal, Optional
 
 import pytest
 
-from asyncrl.episodes.worker.schema import problem_of, schema_of
+from asyncrl.episodes.json_schema import problem_of
+from asyncrl.episodes.worker.schema import schema_of
 from asyncrl.errors import ConfigError
 
 
@@ -75,12 +76,13 @@ def test_the_first_argument_of_a_method_is_not_the_policys() -> None:
         ({"name": "a", "times": True}, "argument 'times' is True, expected an integer"),
         ({"name": "a", "weight": "1"}, "expected a number or null"),
         ({"name": "a", "how": "up"}, "expected one of ['near', 'far']"),
-        ({"name": "a", "places": [1]}, "expected items that are a string"),
+        ({"name": "a", "places": [1]}, """expected what fits {"type": "array", "items": {"type": "string"}}"""),
     ],
 )
 def test_arguments_are_checked_before_the_call(arguments: dict[str, Any], problem: str) -> None:
-    assert problem in problem_of(arguments, SCHEMA)
-    assert bool(problem) == bool(problem_of(arguments, SCHEMA))
+    found = problem_of(arguments, SCHEMA["function"]["parameters"])
+    assert problem in found
+    assert bool(problem) == bool(found)
 
 
 def untyped(name) -> str:
