@@ -67,6 +67,16 @@ class CharBoundary:
         return "".join(chr(token % SAMPLED) for token in token_ids if token not in SPECIAL)
 
 
+class ThinkingBoundary(CharBoundary):
+    """Sets apart what stands between the tags of a thought."""
+
+    def said(self, token_ids: Sequence[int], finish_reason: FinishReason, tools: str = "") -> PolicyTurn:
+        said = super().said(token_ids, finish_reason, tools)
+        thought, _, content = said.content.rpartition("</think>")
+        whole = {"text": said.text, "tool_calls": said.tool_calls, "finish_reason": finish_reason}
+        return PolicyTurn(content=content.strip(), thought=thought.removeprefix("<think>"), **whole)
+
+
 def shown(token_ids: Sequence[int]) -> str:
     """Text of tokens with special ones."""
     return "".join(SPECIAL.get(token) or chr(token % SAMPLED) for token in token_ids)
