@@ -73,8 +73,7 @@ class ThinkingBoundary(CharBoundary):
     def said(self, token_ids: Sequence[int], finish_reason: FinishReason, tools: str = "") -> PolicyTurn:
         said = super().said(token_ids, finish_reason, tools)
         thought, _, content = said.content.rpartition("</think>")
-        whole = {"text": said.text, "tool_calls": said.tool_calls, "finish_reason": finish_reason}
-        return PolicyTurn(content=content.strip(), thought=thought.removeprefix("<think>"), **whole)
+        return replace(said, content=content.strip(), thought=thought.removeprefix("<think>"))
 
 
 def shown(token_ids: Sequence[int]) -> str:
