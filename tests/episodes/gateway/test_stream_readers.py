@@ -62,7 +62,7 @@ async def heard(command: Sequence[str], folder: Path) -> list[dict[str, Any]]:
         )
         told, _ = await program.communicate()
     assert program.returncode == 0
-    return [json.loads(line) for line in told.decode().splitlines()]
+    return [json.loads(line) for line in told.decode().splitlines() if line.startswith("{")]
 
 
 def assert_all_arrived(told: Sequence[dict[str, Any]], num_readers: int) -> None:
