@@ -49,6 +49,8 @@ STOP_S = 2
 """Seconds for open connections to end."""
 CONNECTIONS = 4096
 """Connections beyond which a request is answered 503."""
+HEAD_BYTES = 16 << 10
+"""Largest head of a request, unless a single read has all of it."""
 IDLE_S = 75
 """Seconds for which an idle connection stays open: longer than a tool call, so that clients need not connect again."""
 BACKLOG = 1024
@@ -95,6 +97,7 @@ async def serve(app: App, address: str, *, setting: str, needed_by: str, extra: 
         ws="none",
         server_header=False,
         date_header=False,
+        h11_max_incomplete_event_size=HEAD_BYTES,
         limit_concurrency=CONNECTIONS,
         timeout_keep_alive=IDLE_S,
         timeout_graceful_shutdown=STOP_S,

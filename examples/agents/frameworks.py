@@ -1,5 +1,5 @@
 """
-Seven agents of six packages, each as its makers document it, trained through the gateway without a change.
+Nine agents of eight packages, each as its makers document it, trained through the gateway without a change.
 
     environment.command = [".venv-agents/frameworks/bin/python", "examples/agents/frameworks.py", "smolagents"]
 
@@ -11,6 +11,7 @@ An error that a package raises for what the policy wrote is an empty answer, and
 of one that fails is tried again, and its turns are lost.
 """
 
+import asyncio
 import json
 import os
 import subprocess
@@ -89,6 +90,31 @@ def langgraph(question: str) -> str:
     return str(agent.invoke({"messages": [("user", question)]})["messages"][-1].content)
 
 
+def autogen(question: str) -> str:
+    """Agent of autogen, in streamed Chat Completions."""
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    able: Any = {"function_calling": True, **dict.fromkeys(("vision", "json_output", "structured_output"), False)}
+    model = OpenAIChatCompletionClient(model="policy", model_info={**able, "family": "unknown"})
+    agent = AssistantAgent("calculator", model, tools=[add], model_client_stream=True, max_tool_iterations=4)
+    return str(asyncio.run(agent.run(task=question)).messages[-1].content)
+
+
+def haystack(question: str) -> str:
+    """Agent of haystack, in streamed Chat Completions."""
+    os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
+    from haystack.components.agents import Agent
+    from haystack.components.generators.chat import OpenAIChatGenerator
+    from haystack.dataclasses import ChatMessage
+    from haystack.tools import create_tool_from_function
+
+    generator = OpenAIChatGenerator(model="policy")
+    tools = [create_tool_from_function(add)]
+    agent = Agent(chat_generator=generator, tools=tools, streaming_callback=lambda _: None, max_agent_steps=4)
+    return str(agent.run([ChatMessage.from_user(question)])["last_message"].text)
+
+
 def anthropic(question: str) -> str:
     """A loop around Anthropic's client, in streamed Messages."""
     from anthropic import Anthropic
@@ -136,6 +162,8 @@ AGENTS = {
     "openai-agents": openai_agents,
     "pydantic-ai": pydantic_ai,
     "langgraph": langgraph,
+    "autogen": autogen,
+    "haystack": haystack,
     "anthropic": anthropic,
     "mini-swe-agent": mini_swe_agent,
 }

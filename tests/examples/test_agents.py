@@ -186,7 +186,9 @@ POLICIES: dict[str, tuple[str, str]] = {
     "openai-agents": (called("add", ADDED), "It is 42 ."),
     "pydantic-ai": (called("add", ADDED), called("final_result", {"total": 42})),
     "langgraph": (called("add", ADDED), "It is 42 .\nObservation: none"),
-    "anthropic": (called("add", ADDED), "It is 42 ."),
+    "autogen": (f"I add.{called('add', ADDED)}", "It is 42 ."),
+    "haystack": (f"I add.{called('add', ADDED)}", "It is 42 ."),
+    "anthropic": (f"I add.{called('add', ADDED)}", "It is 42 ."),
     "mini-swe-agent": (
         called("bash", {"command": "echo $((12 + 30))"}),
         called("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo 42"}),

@@ -234,7 +234,7 @@ def stream(reply: Reply, request: ChatRequest, shown: Shown) -> bytes:
     events: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
     for place, block in enumerate(_blocks(choice, request)):
         events += _block_events(place, block)
-    events.append({"type": "message_delta", "delta": _end(choice), "usage": {"output_tokens": reply.num_written}})
+    events.append({"type": "message_delta", "delta": _end(choice), "usage": _usage(reply, reply.num_written)})
     events.append({"type": "message_stop"})
     return b"".join(event(one, one["type"]) for one in events)
 
@@ -255,8 +255,8 @@ def _head(reply: Reply) -> dict[str, Any]:
 
 
 def _end(choice: Choice) -> dict[str, Any]:
-    reason = "stop_sequence" if choice.stopped_by else REASONS.get(choice.finish_reason, "end_turn")
-    return {"stop_reason": reason, "stop_sequence": choice.stopped_by or None}
+    ended = "stop_sequence" if choice.stopped_by else "end_turn"
+    return {"stop_reason": REASONS.get(choice.finish_reason, ended), "stop_sequence": choice.stopped_by or None}
 
 
 def _usage(reply: Reply, num_written: int) -> dict[str, int]:
@@ -283,7 +283,8 @@ def _block_events(place: int, block: dict[str, Any]) -> Iterator[dict[str, Any]]
     deltas: list[dict[str, Any]]
     match block["type"]:
         case "text":
-            begun, deltas = {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
+            begun = {**block, "text": ""}
+            deltas = [{"type": "text_delta", "text": block["text"]}] if block["text"] else []
         case "thinking":
             begun = {**block, "thinking": "", "signature": ""}
             deltas = [

@@ -170,7 +170,7 @@ def whole(reply: Reply, request: ChatRequest, shown: Shown) -> bytes:
     choices = [
         {
             "index": index,
-            "message": {**choice.message, "content": _content(choice)},
+            "message": {**choice.message, "content": _content(choice), "refusal": None},
             "finish_reason": choice.finish_reason,
             "logprobs": None if shown.text is None else _logprobs(choice, shown.text),
             **({} if shown.prompt_ids is None else {"token_ids": choice.token_ids}),
@@ -184,12 +184,12 @@ def whole(reply: Reply, request: ChatRequest, shown: Shown) -> bytes:
 
 def stream(reply: Reply, request: ChatRequest, shown: Shown) -> bytes:
     """The whole answer as server-sent events, the last one included."""
-    head = _head(reply, "chat.completion.chunk")
+    head = _head(reply, "chat.completion.chunk") | ({"usage": None} if shown.usage else {})
     lines = []
     for index, choice in enumerate(reply.choices):
         for number, part in enumerate(_parts(choice, shown)):
             extra = {} if shown.prompt_ids is None or index or number else {"prompt_token_ids": shown.prompt_ids}
-            lines.append(event({**head, "choices": [{"index": index, "finish_reason": None, **part}], **extra}))
+            lines.append(event({**head, "choices": [{"index": index, **part}], **extra}))
     if shown.usage:
         lines.append(event({**head, "choices": [], "usage": _usage(reply)}))
     return b"".join([*lines, LAST_EVENT])
@@ -207,7 +207,8 @@ def broken(refused: RefusedRequest) -> bytes:
 
 
 def _head(reply: Reply, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{reply.number}", "object": kind, "created": reply.created, "model": reply.model}
+    named = {"id": f"chatcmpl-{reply.number}", "object": kind, "created": reply.created, "model": reply.model}
+    return {**named, "system_fingerprint": None}
 
 
 def _usage(reply: Reply) -> dict[str, int]:
@@ -220,18 +221,30 @@ def _content(choice: Choice) -> str | None:
     return choice.content or (None if choice.message.get("tool_calls") else "")
 
 
-def _parts(choice: Choice, shown: Shown) -> Iterator[dict[str, Any]]:
-    yield {"delta": {"role": "assistant", "content": ""}}
-    if choice.thought:
-        yield {"delta": {"reasoning_content": choice.thought}}
-    tail: dict[str, Any] = {} if shown.text is None else {"logprobs": _logprobs(choice, shown.text)}
+def _parts(choice: Choice, shown: Shown) -> list[dict[str, Any]]:
+    """Chunks of a choice, one for each delta; facts of its tokens stand beside the one that follows its role."""
+    parts: list[dict[str, Any]] = [
+        {"delta": delta, "finish_reason": None, "logprobs": None} for delta in (*_deltas(choice), {})
+    ]
+    if shown.text is not None:
+        parts[1]["logprobs"] = _logprobs(choice, shown.text)
     if shown.prompt_ids is not None:
-        tail["token_ids"] = choice.token_ids
-    delta: dict[str, Any] = {"content": choice.content}
-    if calls := choice.message.get("tool_calls"):
-        delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(calls)]
-    yield {"delta": delta, **tail}
-    yield {"delta": {}, "finish_reason": choice.finish_reason}
+        parts[1]["token_ids"] = choice.token_ids
+    parts[-1]["finish_reason"] = choice.finish_reason
+    return parts
+
+
+def _deltas(choice: Choice) -> Iterator[dict[str, Any]]:
+    """Role, thought, words, each call and its arguments: one thing each, because clients read no other beside it."""
+    yield {"role": "assistant", "content": None if _content(choice) is None else "", "refusal": None}
+    if choice.thought:
+        yield {"reasoning_content": choice.thought}
+    if choice.content:
+        yield {"content": choice.content}
+    for place, call in enumerate(choice.message.get("tool_calls") or ()):
+        name, arguments = {**call["function"], "arguments": ""}, {"arguments": call["function"]["arguments"]}
+        yield {"tool_calls": [{"index": place, **call, "function": name}]}
+        yield {"tool_calls": [{"index": place, "function": arguments}]}
 
 
 def _logprobs(choice: Choice, text: Text) -> dict[str, Any]:

@@ -227,8 +227,8 @@ refusal = chat.refusal
 
 def broken(refused: RefusedRequest) -> bytes:
     """The event with which a stream ends that cannot be completed."""
-    error = {"type": "error", "code": refused.code, "message": refused.message, "param": refused.param}
-    return event({**error, "sequence_number": 0}, "error")
+    error = refusal(refused)["error"]  # OpenAI documents its fields in the event itself, and sends them in `error`
+    return event({**error, "type": "error", "error": error, "sequence_number": 0}, "error")
 
 
 def _response(reply: Reply, request: ChatRequest, items: list[dict[str, Any]]) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def _response(reply: Reply, request: ChatRequest, items: list[dict[str, Any]]) -
         "truncation": "disabled",
         "usage": {
             "input_tokens": reply.num_prompt,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": reply.num_written,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": reply.num_prompt + reply.num_written,
@@ -309,17 +309,13 @@ def _item_events(place: int, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"type": "response.function_call_arguments.delta", **where, "delta": arguments}
         yield {"type": "response.function_call_arguments.done", **where, "name": item["name"], "arguments": arguments}
     else:
-        part, (kind, extra) = item["content"][0], TEXT_EVENTS[item["type"]]
-        text = {**where, "content_index": 0}
-        yield {"type": "response.content_part.added", **text, "part": {**part, "text": ""}}
-        yield {"type": f"response.{kind}.delta", **text, **extra, "delta": part["text"]}
-        yield {"type": f"response.{kind}.done", **text, **extra, "text": part["text"]}
+        (part,) = item["content"]
+        kind, text = f"response.{part['type']}", {**where, "content_index": 0}
+        logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+        empty = {**part, "text": "", **{key: [] for key in logprobs}}
+        yield {"type": "response.content_part.added", **text, "part": empty}
+        if part["text"]:
+            yield {"type": f"{kind}.delta", **text, **logprobs, "delta": part["text"]}
+        yield {"type": f"{kind}.done", **text, **logprobs, "text": part["text"]}
         yield {"type": "response.content_part.done", **text, "part": part}
     yield {"type": "response.output_item.done", "output_index": place, "item": item}
-
-
-TEXT_EVENTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "message": ("output_text", {"logprobs": []}),
-    "reasoning": ("reasoning_text", {}),
-}
-"""Name of the events of an item's text, and what they have besides."""

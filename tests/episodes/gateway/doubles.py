@@ -67,6 +67,15 @@ class CharBoundary:
         return "".join(chr(token % SAMPLED) for token in token_ids if token not in SPECIAL)
 
 
+class ThinkingBoundary(CharBoundary):
+    """Sets apart what stands between the tags of a thought."""
+
+    def said(self, token_ids: Sequence[int], finish_reason: FinishReason, tools: str = "") -> PolicyTurn:
+        said = super().said(token_ids, finish_reason, tools)
+        thought, _, content = said.content.rpartition("</think>")
+        return replace(said, content=content.strip(), thought=thought.removeprefix("<think>"))
+
+
 def shown(token_ids: Sequence[int]) -> str:
     """Text of tokens with special ones."""
     return "".join(SPECIAL.get(token) or chr(token % SAMPLED) for token in token_ids)

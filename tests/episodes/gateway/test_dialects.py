@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncrl.engine import PolicyTurn
 from asyncrl.episodes.conversation import MALFORMED
 from asyncrl.episodes.gateway.app import GatewayApp
 from asyncrl.episodes.gateway.gateway import Gateway
+from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from asyncrl.messages.words import Unenforced
-from tests.episodes.gateway.doubles import Answer, CharBoundary, Episode, call, shown
+from tests.episodes.gateway.doubles import Answer, Episode, ThinkingBoundary, call, shown
 
 LOOK = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {"at": {}}}}
 ASKED = "How many boxes?"
@@ -33,16 +33,6 @@ def policy(before: str) -> str:
     if num == 2:
         return f"{THOUGHT}There are {num}."
     return f'{THOUGHT}I look. <tool_call>{{"name": "look", "arguments": {{"at": {num}}}}}</tool_call>'
-
-
-class ThinkingBoundary(CharBoundary):
-    """Sets apart what stands between the tags of a thought."""
-
-    def said(self, token_ids: Any, finish_reason: Any, tools: str = "") -> PolicyTurn:
-        said = super().said(token_ids, finish_reason, tools)
-        thought, _, content = said.content.partition("</think>")
-        whole = {"text": said.text, "tool_calls": said.tool_calls, "finish_reason": finish_reason}
-        return PolicyTurn(content=content.strip(), thought=thought.removeprefix("<think>"), **whole)
 
 
 def an_episode(**options: Any) -> Episode:
@@ -62,7 +52,7 @@ def play(scene: Callable[[Episode, GatewayApp], Awaitable[None]], episode: Episo
     return episode
 
 
-def client(kind: str, episode: Episode, app: GatewayApp) -> Any:
+def client(kind: str, episode: Episode, app: Any) -> Any:
     """A maker's client that talks to the app without a socket, by whichever HTTP library it uses."""
     sdk = importlib.import_module(kind)
     base = next(one for one in sdk.DefaultAsyncHttpxClient.__mro__ if one.__name__ == "AsyncClient")
@@ -207,6 +197,42 @@ def test_refusals_have_the_form_that_anthropics_client_reads() -> None:
             await api.with_options(api_key="another").messages.create(**asked)
 
     play(scene)
+
+
+# ── streams that break off ────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("kind", "ask"),
+    [
+        pytest.param("openai", lambda api: api.chat.completions.create(**TURN, stream=True), marks=needs_openai),
+        pytest.param("openai", lambda api: api.responses.create(model="m", input="x", stream=True), marks=needs_openai),
+        pytest.param("anthropic", lambda api: api.messages.create(**TURN, stream=True), marks=needs_anthropic),
+    ],
+    ids=["chat", "responses", "messages"],
+)
+def test_a_stream_that_breaks_off_is_an_error_of_the_makers_client(kind: str, ask: Callable[[Any], Any]) -> None:
+    async def scene(episode: Episode, _: GatewayApp) -> None:
+        episode.engine.error = EngineError("no slot")
+        episode.engine.may_write.clear()
+
+        async def begun(scope: Any, receive: Any, send: Any) -> None:
+            """The gateway, whose engine fails as soon as a stream has begun."""
+
+            async def sends(event: Any) -> None:
+                await send(event)
+                episode.engine.may_write.set()
+
+            await GatewayApp(episode.gateway, keep_alive_s=0.001)(scope, receive, sends)
+
+        with pytest.raises(importlib.import_module(kind).APIError, match="no slot"):
+            async for _ in await ask(client(kind, episode, begun)):
+                pass
+
+    play(scene)
+
+
+TURN: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
 
 
 # ── bodies ────────────────────────────────────────────────────────────────────────────────────

@@ -214,7 +214,7 @@ def test_a_call_that_cannot_be_read_is_delivered_as_text(text: str) -> None:
         episode = Episode(lambda _: text, tools=json.dumps([LOOK]))
         answer = await chat(app_of(episode), episode, HI, tools=[LOOK])
         assert (answer.message, answer.json["choices"][0]["finish_reason"]) == (
-            {"role": "assistant", "content": text},
+            {"role": "assistant", "content": text, "refusal": None},
             "stop",
         )
 

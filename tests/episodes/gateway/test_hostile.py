@@ -4,14 +4,18 @@ import asyncio
 import resource
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
-from asyncrl.episodes.gateway.app import GatewayApp, serve
+from asyncrl.episodes.gateway.app import ALL_BODIES_BYTES, BODY_S, MAX_BODY_BYTES, GatewayApp, serve
 from asyncrl.episodes.gateway.gateway import Gateway
+from asyncrl.episodes.gateway.request import MAX_DEPTH, MAX_STOP_CHARS, MAX_STOPS, MAX_TOOLS_CHARS
+from asyncrl.wire.http import CONNECTIONS, HEAD_BYTES
 from tests.episodes.gateway.doubles import Connection, Episode, chat, user
 from tests.episodes.gateway.hostile import Hostile, requests
 
+ROOT = Path(__file__).parents[3]
 NUM_REQUESTS = 6000
 NUM_RAW = 300
 """Requests over sockets."""
@@ -84,6 +88,16 @@ def test_endless_heads_and_bodies_are_cut_off() -> None:
             assert peak_bytes() - before < HEADROOM_BYTES
 
     asyncio.run(main())
+
+
+def test_the_bounds_that_pages_promise_are_those_of_the_code() -> None:
+    security, guide = (" ".join((ROOT / page).read_text().split()) for page in ("SECURITY.md", "docs/gateway.md"))
+    body, every, s = f"{MAX_BODY_BYTES >> 20} MiB", f"{ALL_BODIES_BYTES >> 20} MiB", f"{BODY_S:g}"
+    assert f"at most {body}, within {s} s; heads of {HEAD_BYTES >> 10} KiB" in security
+    assert f"use up its {CONNECTIONS:,} connections" in security
+    assert f"Requests have at most {body}, arrive within {s} seconds, and are all together at most {every};" in guide
+    assert f"{MAX_STOPS} texts of {MAX_STOP_CHARS} characters at most" in guide
+    assert f"Tools have at most {MAX_TOOLS_CHARS >> 10} KiB, and schemas {MAX_DEPTH} levels." in guide
 
 
 MALFORMED: list[bytes] = [

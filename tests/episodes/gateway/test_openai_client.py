@@ -50,15 +50,15 @@ async def whole(client: Any, messages: list[Any]) -> Any:
 async def streamed(client: Any, messages: list[Any]) -> Any:
     """A message put together from deltas, as agent programs do."""
     stream = await client.chat.completions.create(model="any", messages=messages, tools=[LOOK], stream=True)
-    content, calls = "", {}
+    content, calls = "", dict[int, Any]()
     async for chunk in stream:
         delta = chunk.choices[0].delta
         content += delta.content or ""
         for call in delta.tool_calls or []:
-            calls[call.index] = {
-                "id": call.id, "type": "function",
-                "function": {"name": call.function.name, "arguments": call.function.arguments},
-            }  # fmt: skip
+            if call.id:
+                calls[call.index] = call.model_dump(exclude={"index"})
+            else:
+                calls[call.index]["function"]["arguments"] += call.function.arguments
     return {"role": "assistant", "content": content} | ({"tool_calls": list(calls.values())} if calls else {})
 
 

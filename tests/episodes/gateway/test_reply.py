@@ -1,6 +1,5 @@
 """Replies as chat completions, and what of a turn is delivered."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,17 +31,11 @@ def whole(**shown: Any) -> dict[str, Any]:
     return body
 
 
-def chunks(**shown: Any) -> list[dict[str, Any]]:
-    events = chat.stream(REPLY, REQUEST, Shown(**shown)).decode().removesuffix("\n\n").split("\n\n")
-    assert events.pop() == "data: [DONE]"
-    return [json.loads(event.removeprefix("data: ")) for event in events]
-
-
 def test_a_whole_reply_has_usage() -> None:
     body = whole()
     assert body["id"] == "chatcmpl-3"
     assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-    assert body["choices"][0]["message"] == CHOICE.message
+    assert body["choices"][0]["message"] == {**CHOICE.message, "refusal": None}
     assert body["choices"][0]["logprobs"] is None
     assert "prompt_token_ids" not in body
 
@@ -61,18 +54,6 @@ def test_a_token_that_is_a_part_of_a_character_has_no_bytes_rather_than_false_on
 def test_token_ids_are_added_if_asked_for() -> None:
     body = whole(prompt_ids=PROMPT_IDS)
     assert (body["prompt_token_ids"], body["choices"][0]["token_ids"]) == ([1, 2, 3], [7, 8])
-
-
-def test_a_stream_adds_up_to_the_reply() -> None:
-    parts = chunks(usage=True, prompt_ids=PROMPT_IDS)
-    assert "".join(part["choices"][0]["delta"].get("content", "") for part in parts if part["choices"]) == "é ?"
-    assert [part["choices"][0]["finish_reason"] for part in parts if part["choices"]] == [None, None, "stop"]
-    assert parts[-1] == {**parts[-1], "choices": [], "usage": whole()["usage"]}
-    assert parts[0]["prompt_token_ids"] == [1, 2, 3]
-
-
-def test_usage_is_streamed_only_if_asked_for() -> None:
-    assert all(part["choices"] for part in chunks())
 
 
 # ── what of a turn is delivered ───────────────────────────────────────────────────────────────
