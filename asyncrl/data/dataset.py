@@ -8,14 +8,14 @@ One or several files as one dataset of prompts, with rows numbered across files.
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate
 from pathlib import Path
 
 from msgspec import Struct
 
 from asyncrl.config.sections.data import Data
 from asyncrl.data.images import ImageFiles, Keep, describe, keep_nothing, read_files
-from asyncrl.data.row import read_prompt, require_columns
+from asyncrl.data.row import extra_names, read_prompt, require_columns
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import DataError
 from asyncrl.foreign_text import shown
@@ -42,6 +42,7 @@ class Dataset:
             require_columns(file, data, is_held_out=is_held_out)
         self.files = files
         self._data = data
+        self._extra = extra_names(files, data)
         self._keep = keep
         self._images: dict[int, list[Image]] = {}
         """Pictures by row, for rows with pictures. `scan` reads their files once."""
@@ -60,16 +61,14 @@ class Dataset:
         """Read one row with the pictures that `scan` has found. Raises `DataError` if the row is unusable."""
         place = bisect_right(self._ends, row)
         number = row - (self._ends[place - 1] if place else 0)
-        return read_prompt(self.files[place], number, self._data, self._images.get(row, ()))
+        return read_prompt(self.files[place], number, self._data, self._images.get(row, ()), self._extra)
 
     def scan(self) -> Iterator[tuple[int, Prompt | BadRow]]:
         """Every row in order, with the number of its file, from 0."""
         row = 0
         for place, file in enumerate(self.files):
-            has_images = self._data.image_column in file.columns
-            cells = file.column(self._data.image_column) if has_images else repeat(None, len(file))
             files = ImageFiles(file.path, self._data.image_folders)
-            for number, cell in enumerate(cells):
+            for number, cell in enumerate(file.column(self._data.image_column)):
                 try:
                     yield place, self._scanned(row, file, number, read_files(cell, files))
                 except DataError as error:
@@ -79,7 +78,7 @@ class Dataset:
 
     def _scanned(self, row: int, file: Rows, number: int, contents: Sequence[bytes]) -> Prompt:
         images = [describe(content) for content in contents]
-        prompt = read_prompt(file, number, self._data, images)
+        prompt = read_prompt(file, number, self._data, images, self._extra)
         for image, content in zip(images, contents, strict=True):
             self._keep(image, content)
         if images:

@@ -22,7 +22,6 @@ from asyncrl.data.census import Census, num_shared, shared_sentence
 from asyncrl.data.dataset import BadRow, Dataset
 from asyncrl.data.digest import DatasetDigest, joined
 from asyncrl.data.images import Keep, keep_nothing
-from asyncrl.data.row import num_marks
 from asyncrl.errors import DataError
 from asyncrl.messages.trajectory import Prompt
 
@@ -150,8 +149,6 @@ class DatasetSummary(Struct, frozen=True, kw_only=True):
     has_texts: bool = False
     num_images: int = 0
     """Number of pictures in the usable rows; a picture counts once for each row that has it."""
-    num_marked: int = 0
-    """Number of usable rows with the mark of a picture and no picture."""
     bad: Sequence[BadRow] = ()
     """The other rows, which are skipped."""
     census: Census = msgspec.field(default_factory=Census)
@@ -274,7 +271,7 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
     usable, bad, data_sources = list[int](), list[BadRow](), set[str]()
     has_chats = has_texts = False
     census = Census()
-    num_images = num_marked = 0
+    num_images = 0
     digests = [DatasetDigest() for _ in dataset.files]
     for row, (file, found) in enumerate(dataset.scan()):
         digests[file].add(found)
@@ -287,7 +284,6 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
         has_chats |= bool(found.chat)
         has_texts |= bool(found.text)
         num_images += len(found.images)
-        num_marked += not found.images and num_marks(found) > 0
     if bad and data.on_bad_row == "refuse":
         more = f" (and {len(bad) - 1} more of {len(dataset)} rows)" if len(bad) > 1 else ""
         raise DataError(
@@ -301,7 +297,6 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
         has_chats=has_chats,
         has_texts=has_texts,
         num_images=num_images,
-        num_marked=num_marked,
         bad=bad,
         census=census,
         digest=joined(digests),

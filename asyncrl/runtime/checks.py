@@ -380,8 +380,7 @@ def _data(config: Config, say: Say) -> str:
     check_template(template, config.data.chat_template_kwargs, has_chats=has_chats)
     for sentence in text_advice(template, has_texts=has_texts and not config.environment.is_set):
         say(f"note: {sentence}")
-    num_images = sum(summary.num_images for summary in summaries)
-    check_model_reads(Path(config.model.path), num_images, sum(summary.num_marked for summary in summaries))
+    check_model_reads(Path(config.model.path), sum(summary.num_images for summary in summaries))
     for name, stream in streams.items():
         check_routes(config.reward, stream.summary.data_sources)
         for verifier in auto_routed(config.reward, stream.summary.data_sources):

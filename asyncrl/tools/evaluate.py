@@ -57,6 +57,7 @@ from asyncrl.runtime.process import configure_logging
 from asyncrl.spool.images import ImageStore
 from asyncrl.terminal import aligned, echo, say, to_json
 from asyncrl.tools.play import prompt_lines, row_prompts, text_prompt
+from asyncrl.vision.settings import read_settings
 
 
 def model_and_run_file(model: str) -> tuple[str, Path | None]:
@@ -230,7 +231,7 @@ def check_prompts(config: Config, say: Callable[[str], None], keep: Keep) -> lis
     check_template(template, config.data.chat_template_kwargs, has_chats=summary.has_chats)
     for sentence in text_advice(template, has_texts=summary.has_texts and not config.environment.is_set):
         say(f"note: {sentence}")
-    check_model_reads(Path(config.model.path), summary.num_images, summary.num_marked)
+    check_model_reads(Path(config.model.path), summary.num_images)
     if summary.bad:
         say("\n".join(bad_row_lines(summary.bad)))
     prompts = [draw.prompt for draw in stream.since(0)]
@@ -385,9 +386,10 @@ def own_prompt(
         raise ConfigError(f"--image {error.filename} cannot be read: {error.strerror}") from error
     except DataError as error:
         raise ConfigError(f"--image cannot be used: {error}") from error
-    if files and (marks := num_marks(prompt)) != len(files):
+    check_model_reads(model, len(files))
+    # A model that reads none reads the mark as text.
+    if (marks := num_marks(prompt)) != len(files) and (files or read_settings(model) is not None):
         raise ConfigError(f"the prompt has {marks} marks {IMAGE_MARK} for {len(files)} pictures; write one for each")
-    check_model_reads(model, len(files), 0 if files else num_marks(prompt))
     return prompt, contents
 
 
@@ -419,7 +421,7 @@ def sample_model(
         prompts += row_prompts(replace(config, data=named), rows)
     for prompt, contents in prompts:
         check_template(read_template(model), config.data.chat_template_kwargs, has_chats=bool(prompt.chat))
-        check_model_reads(model, len(contents), 0)
+        check_model_reads(model, len(contents))
     if config.environment.is_set:
         echo("note: nothing answers here, as [environment] does in the run; asyncrl episode try plays one", err=True)
     samples, found = config.evaluation.samples, []

@@ -220,7 +220,7 @@ def play(config: Config, console: Console, *, row: int = 0, text: str | None = N
     check_model(config.model.path, setting="--model")
     prompt, files = row_prompts(config, [row])[0] if text is None else (text_prompt(model, text, answer), [])
     check_template(read_template(model), config.data.chat_template_kwargs, has_chats=bool(prompt.chat))
-    check_model_reads(model, len(prompt.images), 0)
+    check_model_reads(model, len(prompt.images))
     uvloop.run(_play(config, prompt, tuple(files), partial(say, console)))
 
 

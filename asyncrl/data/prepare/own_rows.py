@@ -2,7 +2,7 @@
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from asyncrl.config.sections.data import Data
@@ -39,7 +39,7 @@ LONGEST = 1 << 24
 """Characters of the longest value."""
 
 
-class CsvRows:
+class CsvRows(Rows):
     def __init__(self, path: Path, columns: list[str], lines: list[tuple[int, list[str]]]) -> None:
         self.path = path
         self.columns = columns
@@ -56,10 +56,6 @@ class CsvRows:
 
     def place(self, row: int, /) -> str:
         return f"{self.path} line {self._lines[row][0]}"
-
-    def column(self, name: str, /) -> Iterator[str | None]:
-        place = self.columns.index(name)
-        return (values[place] if place < len(values) else None for _, values in self._lines)
 
 
 def open_csv(path: Path) -> Rows:

@@ -134,7 +134,8 @@ def write(rows: Sequence[Row], out: Path) -> None:
 
     group_rows = ROWS_WITH_IMAGES if any("images" in row for row in rows) else None
     try:
-        table = pa.Table.from_pylist(rows)
+        names = dict.fromkeys(name for row in rows for name in row)  # `from_pylist` would take those of the first
+        table = pa.table({name: [row.get(name) for row in rows] for name in names})
     except pa.ArrowException as error:
         raise DataError(f"{error}, but parquet has one type for each column: write its values as texts") from error
     with output(out, durable=True) as unfinished:
