@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from asyncrl.config.sections.data import Data
 from asyncrl.data.images import ImageFiles, Keep, describe, keep_nothing, read_files
-from asyncrl.data.row import extra_names, read_prompt, require_columns
+from asyncrl.data.row import extra_names, read_row, remarks, repeated_keys, require_columns
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import DataError
 from asyncrl.foreign_text import shown
@@ -26,6 +26,16 @@ class BadRow(Struct, frozen=True):
     place: str
     """File and row, for messages."""
     reason: str
+
+
+class ScannedRow(Struct, frozen=True):
+    file: int
+    """Number of its file, from 0."""
+    place: str
+    """File and row, for messages."""
+    found: Prompt | BadRow
+    remarks: Sequence[str] = ()
+    """Clauses about a prompt that is unlike what one expects; see `asyncrl.data.row.remarks`."""
 
 
 class Dataset:
@@ -61,29 +71,30 @@ class Dataset:
         """Read one row with the pictures that `scan` has found. Raises `DataError` if the row is unusable."""
         place = bisect_right(self._ends, row)
         number = row - (self._ends[place - 1] if place else 0)
-        return read_prompt(self.files[place], number, self._data, self._images.get(row, ()), self._extra)
+        return read_row(self.files[place], number, self._data, self._images.get(row, ()), self._extra)[1]
 
-    def scan(self) -> Iterator[tuple[int, Prompt | BadRow]]:
-        """Every row in order, with the number of its file, from 0."""
+    def scan(self) -> Iterator[ScannedRow]:
+        """Every row in order."""
         row = 0
         for place, file in enumerate(self.files):
             files = ImageFiles(file.path, self._data.image_folders)
             for number, cell in enumerate(file.column(self._data.image_column)):
+                where = file.place(number)
                 try:
-                    yield place, self._scanned(row, file, number, read_files(cell, files))
+                    found, clauses = self._scanned(row, file, number, read_files(cell, files))
+                    yield ScannedRow(place, where, found, clauses)
                 except DataError as error:
-                    where = file.place(number)
-                    yield place, BadRow(where, shown(str(error).removeprefix(f"{where}: ")))
+                    yield ScannedRow(place, where, BadRow(where, shown(str(error).removeprefix(f"{where}: "))))
                 row += 1
 
-    def _scanned(self, row: int, file: Rows, number: int, contents: Sequence[bytes]) -> Prompt:
+    def _scanned(self, row: int, file: Rows, number: int, contents: Sequence[bytes]) -> tuple[Prompt, Sequence[str]]:
         images = [describe(content) for content in contents]
-        prompt = read_prompt(file, number, self._data, images, self._extra)
+        values, prompt = read_row(file, number, self._data, images, self._extra)
         for image, content in zip(images, contents, strict=True):
             self._keep(image, content)
         if images:
             self._images[row] = images
-        return prompt
+        return prompt, repeated_keys(file, number) + remarks(values, prompt, self._data)
 
     def by_file(self, rows: Sequence[int]) -> list[list[int]]:
         split: list[list[int]] = [[] for _ in self.files]

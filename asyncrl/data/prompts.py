@@ -256,14 +256,17 @@ def num_shared_prompts(train: PromptStream, held_out: PromptStream) -> int:
     return num_shared(held_out.keys(), train.keys())
 
 
-def oddities(train: PromptStream, held_out: PromptStream | None) -> str:
-    """One sentence with all that is odd about the rows of a run; empty if nothing is."""
-    shared = num_shared_prompts(train, held_out) if held_out else 0
-    clauses = [f"data.train: {clause}" for clause in train.summary.census.sentences()]
-    if held_out:
-        clauses += [f"data.held_out: {clause}" for clause in held_out.summary.census.sentences()]
-        clauses += [shared_sentence(shared, held_out.num_rows)] if shared else []
-    return "; ".join(clauses)
+def oddities(train: PromptStream, held_out: PromptStream | None, *, are_tasks: bool = False) -> list[str]:
+    """A sentence about each thing that is odd about the rows of a run; ``are_tasks`` as in `Census.sentences`."""
+    named = {"data.train": train} | ({"data.held_out": held_out} if held_out else {})
+    found = [
+        f"{name}: {clause}"
+        for name, stream in named.items()
+        for clause in stream.summary.census.sentences(are_tasks=are_tasks)
+    ]
+    if held_out and not are_tasks and (shared := num_shared_prompts(train, held_out)):
+        found.append(shared_sentence(shared, held_out.num_rows))
+    return found
 
 
 def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
@@ -273,8 +276,10 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
     census = Census()
     num_images = 0
     digests = [DatasetDigest() for _ in dataset.files]
-    for row, (file, found) in enumerate(dataset.scan()):
-        digests[file].add(found)
+    for row, scanned in enumerate(dataset.scan()):
+        found = scanned.found
+        digests[scanned.file].add(found)
+        census.remarks.add(scanned.remarks, scanned.place)
         census.add(None if isinstance(found, BadRow) else found)
         if isinstance(found, BadRow):
             bad.append(found)

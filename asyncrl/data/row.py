@@ -12,6 +12,7 @@ another form is refused: nothing is guessed or truncated.
 """
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ import msgspec
 from asyncrl.config.sections.data import Data
 from asyncrl.data.table import VERL, Row, Rows, keys_of, refuse_many, require_column, value_of
 from asyncrl.errors import DataError
+from asyncrl.foreign_text import shown
 from asyncrl.messages.trajectory import IMAGE_MARK, Image, Prompt
 
 MEDIA = ("videos", "audios")
@@ -59,11 +61,11 @@ def extra_names(files: Sequence[Rows], data: Data) -> list[str]:
     return found
 
 
-def read_prompt(
+def read_row(
     rows: Rows, row: int, data: Data, images: Sequence[Image] = (), extra_names: Sequence[str] = ()
-) -> Prompt:
+) -> tuple[Row, Prompt]:
     """
-    Read row ``row`` as a prompt; raises `DataError` with its place and the reason if it is unusable.
+    Read row ``row``, and as a prompt; raises `DataError` with its place and the reason if it is unusable.
 
     ``extra_names`` are those of the row's dataset.
     """
@@ -78,7 +80,7 @@ def read_prompt(
                 f"mark once for each picture{none}"
             )
         _refuse_large(prompt)
-        return prompt
+        return values, prompt
     except DataError as error:
         raise DataError(f"{rows.place(row)}: {error}") from error
 
@@ -97,6 +99,40 @@ def _refuse_large(prompt: Prompt) -> None:
         f"it has {size:,} bytes ({fields[largest]:,} of them in {largest!r}), more than the {MAX_BYTES:,} that may "
         f"travel with every lease; shorten it"
     )
+
+
+_OBJECT = re.compile(r"""(?:array\(\s*)?[\[({\s]*\{\s*(['"])[^'"]*\1\s*:""")
+"""Beginning of an object, or of a list of objects, as JSON and Python write it."""
+
+
+def remarks(values: Row, prompt: Prompt, data: Data) -> list[str]:
+    """Clauses about a row that can be used, but may have been made for another purpose; each follows ``rows``."""
+    column, cell = shown(data.prompt_column), value_of(values, data.prompt_column)
+    is_text = isinstance(cell, str) and prompt.chat in ([], chat_of(cell))
+    found = []
+    if is_text and _OBJECT.match(cell.lstrip()[:200]) and cell.rstrip().endswith(("]", "}", ")")):
+        found.append(
+            f"have the text of an object of JSON or Python in {column!r}, which the policy reads as it stands: write "
+            f"the text of the prompt, or a chat as a list of messages {{role, content}}"
+        )
+    if prompt.chat and prompt.chat[-1]["role"] == "assistant":
+        found.append(
+            f"end with a message of the assistant in {column!r}, which the policy reads, and if it is the answer, "
+            f"copies: end each chat with the message that it is to answer"
+        )
+    return found + [
+        f"have {shown(name)!r}, which reaches neither the reward nor the environment, because it is no text of at most "
+        f"{MAX_COLUMN_CHARS:,} characters, number of 64 bits or bool: write it as one, or remove it"
+        for name in dropped_keys(values, data)
+    ]
+
+
+def repeated_keys(rows: Rows, row: int) -> list[str]:
+    """Clauses, as of `remarks`, about the keys that the row has more than once."""
+    return [
+        f"have the key {shown(key)!r} more than once in an object, of which the last counts: write it once"
+        for key in rows.repeated(row)
+    ]
 
 
 def dropped_keys(values: Row, data: Data) -> list[str]:

@@ -387,8 +387,8 @@ def _data(config: Config, say: Say) -> str:
             resolve(verifier, setting="reward.function = 'auto':")
         if stream.summary.bad:
             say("\n".join([f"data.{name}:", *bad_row_lines(stream.summary.bad)]))
-    if not config.environment.is_set and (odd := oddities(streams["train"], streams.get("held_out"))):
-        say(f"note: {odd} (asyncrl data check FILE)")  # an environment may tell rows of one prompt apart
+    for sentence in oddities(streams["train"], streams.get("held_out"), are_tasks=config.environment.is_set):
+        say(f"note: {sentence}")
     check_names(config, {name: stream.summary.data_sources for name, stream in streams.items()}, say)
     for name, stream in streams.items():
         check_lengths(config, name, stream, say)

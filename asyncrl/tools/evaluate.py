@@ -231,6 +231,8 @@ def check_prompts(config: Config, say: Callable[[str], None], keep: Keep) -> lis
     check_template(template, config.data.chat_template_kwargs, has_chats=summary.has_chats)
     for sentence in text_advice(template, has_texts=summary.has_texts and not config.environment.is_set):
         say(f"note: {sentence}")
+    for sentence in summary.census.sentences(are_tasks=config.environment.is_set):
+        say(f"note: {sentence}")
     check_model_reads(Path(config.model.path), summary.num_images)
     if summary.bad:
         say("\n".join(bad_row_lines(summary.bad)))

@@ -35,7 +35,7 @@ def parquet(folder: Path, *rows: dict[str, Any]) -> str:
 
 
 def scanned(path: str, data: Data = DATA) -> list[Prompt | BadRow]:
-    return [found for _, found in Dataset.open([path], data).scan()]
+    return [row.found for row in Dataset.open([path], data).scan()]
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def read(files: Sequence[Path]) -> list[Any]:
     """What a run reads from each row: a prompt, without what is null in it, or the reason why it cannot be used."""
     data = Data(train=list(map(str, files)))
     dataset = Dataset.open(data.train_files, data)
-    scanned = [found for _, found in dataset.scan()]
+    scanned = [row.found for row in dataset.scan()]
     for row, found in enumerate(scanned):
         assert isinstance(found, BadRow) or dataset.prompt(row) == found
     return [found.reason if isinstance(found, BadRow) else spoken(found) for found in scanned]

@@ -22,6 +22,7 @@ from asyncrl.config.model.adapter import adapter_config
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections.rollout import Vllm
 from asyncrl.config.sections.trainer import Lora
+from asyncrl.data.check import inspect
 from asyncrl.data.prompts import train_stream
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Prompt
@@ -207,6 +208,20 @@ def test_it_is_advised_to_apply_the_chat_template_to_texts(checks_a_run: Config)
     assert [remark.partition(":")[0] for remark in remarks] == ["note"]
     assert "set data.as_chat = true" in remarks[0]
     CHECKS["data"](replace(checks_a_run, data=replace(checks_a_run.data, as_chat=True)), pytest.fail)
+
+
+def test_a_check_of_the_data_and_one_of_the_run_say_the_same_about_rows_for_another_purpose(
+    checks_a_run: Config, tmp_path: Path
+) -> None:
+    remarks: list[str] = []
+    (tmp_path / "train.jsonl").write_text(
+        '{"prompt": "1 + 1", "answer": "1", "answer": "2", "meta": {"a": 1}, "data_source": "openai/gsm8k"}\n'
+        '{"prompt": "[{\'role\': \'user\', \'content\': \'1 + 2\'}]", "answer": "3", "data_source": "openai/gsm8k"}\n'
+    )
+    CHECKS["data"](checks_a_run, remarks.append)
+    odd = inspect(tmp_path / "train.jsonl").odd
+    assert len(odd) == 3
+    assert remarks == [f"note: data.train: {clause}" for clause in odd]
 
 
 def test_it_is_advised_to_replay_the_routes_of_a_mixture_of_experts(

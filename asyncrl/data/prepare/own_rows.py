@@ -7,7 +7,7 @@ from pathlib import Path
 
 from asyncrl.config.sections.data import Data
 from asyncrl.data.prepare.published import PublishedDataset, PublishedProblem
-from asyncrl.data.row import to_prompt
+from asyncrl.data.row import remarks, to_prompt
 from asyncrl.data.table import Columns, Row, Rows, open_rows
 from asyncrl.errors import DataError
 from asyncrl.similar_path import did_you_mean
@@ -23,7 +23,12 @@ def own_rows(
         if row.get(columns.image_column):
             raise DataError("it has pictures, which are not copied: name the file itself as data.train")
         prompt = to_prompt(row, columns)
-        return PublishedProblem(prompt=prompt.text or prompt.chat, answer=prompt.answer, extra=prompt.extra)
+        return PublishedProblem(
+            prompt=prompt.text or prompt.chat,
+            answer=prompt.answer,
+            extra=prompt.extra,
+            remarks=remarks(row, prompt, columns),
+        )
 
     return PublishedDataset(data_source=data_source, problem=problem, ability="", repeats=repeats, open=open_file)
 

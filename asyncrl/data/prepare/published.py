@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from asyncrl.data.census import Remarks
 from asyncrl.data.dataset import BadRow
-from asyncrl.data.row import chat_of
+from asyncrl.data.row import chat_of, repeated_keys
 from asyncrl.data.table import Row, Rows, open_rows
 from asyncrl.errors import DataError
 from asyncrl.files.atomic import output
@@ -36,6 +37,8 @@ class PublishedProblem(Struct, frozen=True, kw_only=True):
     extra: dict[str, str | int | float | bool | None] = {}
     image: bytes | None = None
     image_name: str = ""
+    remarks: Sequence[str] = ()
+    """Clauses about the row, as `asyncrl.data.row.remarks`."""
 
 
 class PublishedDataset(Struct, frozen=True, kw_only=True):
@@ -59,6 +62,8 @@ class PrepareResult(Struct, frozen=True, kw_only=True):
     num_rows: int
     num_repeated: int
     bad: list[BadRow]
+    odd: list[str]
+    """Sentences about rows that were written, as of `asyncrl.data.census.Remarks`."""
 
 
 def prepare(
@@ -88,6 +93,7 @@ def prepare(
     rows = dataset.open(source)
     added = dataset.instruction if instruction is None else instruction
     written, bad, first = list[Row](), list[BadRow](), dict[bytes, tuple[str, str]]()
+    remarks = Remarks()
     for number in range(len(rows)):
         place = rows.place(number)
         try:
@@ -98,12 +104,18 @@ def prepare(
         except DataError as error:
             bad.append(BadRow(place, str(error).removeprefix(f"{place}: ")))
         else:
+            remarks.add([*repeated_keys(rows, number), *problem.remarks], place)
             written.append(_row(dataset, problem, prompt, {"split": split or source.stem, "index": number}))
     if bad and (not skip_bad or not written):
         raise DataError(_refusal(bad, len(rows)))
     write(written, out)
     return PrepareResult(
-        path=out, num_read=len(rows), num_rows=len(written), num_repeated=len(rows) - len(written) - len(bad), bad=bad
+        path=out,
+        num_read=len(rows),
+        num_rows=len(written),
+        num_repeated=len(rows) - len(written) - len(bad),
+        bad=bad,
+        odd=remarks.sentences(len(written)),
     )
 
 
