@@ -107,6 +107,10 @@ def episode_reward(turns: Sequence[Turn]) -> float | None:
     return math.fsum(rewards) / len(rewards) if rewards else None
 
 
+class Abstained(VerifierError):
+    """A part of the reward does not judge this completion, and others may."""
+
+
 class Verdict(Struct, frozen=True):
     """A verifier's whole answer. All numbers are finite."""
 
