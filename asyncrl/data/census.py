@@ -4,7 +4,7 @@ Census of rows that can be used: held-out prompts that are trained on, repeated 
     train      a b c b ─┐      repeated 1
     held_out   d c e ───┴─▶    shared   1 of 3: the accuracy on it is not that of an unseen prompt
 
-Two prompts are the same if their texts are, whatever their white space and roles, and their pictures too.
+Two prompts are the same if their texts are, whatever their white space and roles, and their pictures and tools too.
 """
 
 from array import array
@@ -21,13 +21,15 @@ def prompt_key(prompt: Prompt) -> int:
     """64 bits of a digest of a prompt; 3 µs."""
     texts = [turn["content"] for turn in prompt.chat] or [prompt.text]
     digest = blake2b(" ".join(" ".join(texts).split()).encode("utf-8", "replace"), digest_size=8)
+    digest.update(prompt.tools.encode())
     for image in prompt.images:
         digest.update(image.digest)
     return int.from_bytes(digest.digest(), "little")
 
 
 def num_chars(prompt: Prompt) -> int:
-    return len(prompt.text) + sum(len(turn["content"]) for turn in prompt.chat)
+    """Characters of a prompt, with those of its tools."""
+    return len(prompt.text) + sum(len(turn["content"]) for turn in prompt.chat) + len(prompt.tools)
 
 
 class Remarks:

@@ -26,6 +26,7 @@ from asyncrl.data.census import Census, num_chars, num_shared
 from asyncrl.data.dataset import BadRow, Dataset, count_reasons
 from asyncrl.data.row import chat_of
 from asyncrl.data.table import open_rows
+from asyncrl.data.tools import tool_names
 from asyncrl.errors import AsyncrlError, DataError
 from asyncrl.foreign_text import shown
 from asyncrl.messages.trajectory import Image, Prompt
@@ -59,6 +60,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
     """Quantiles of prompt length in tokens; empty without ``count_tokens``."""
     images: list[Image]
     """Pictures of the usable rows."""
+    tools: dict[str, int]
+    """Tools of the usable rows, with the number of rows that show them."""
     odd: list[str]
     """Clauses about usable rows that are unlike what one expects; see `asyncrl.data.census`."""
     keys: Sequence[int]
@@ -84,6 +87,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
             "prompt chars": _listed(self.prompt_chars) or "-",
             "prompt tokens": _listed(self.prompt_tokens),
             "pictures": _pictures(self.images),
+            "tools": _listed(self.tools),
             "spelled": _listed(self.spelled),
         }
         lines = [f"{self.path}: {self.num_rows} rows"]
@@ -153,6 +157,7 @@ def inspect(
         keys=() if are_tasks else census.keys,
         prompt_tokens=_quantiles(lengths) if count_tokens else {},
         images=[image for prompt in prompts for image in prompt.images],
+        tools=dict(Counter(name for prompt in prompts for name in tool_names(prompt.tools)).most_common()),
         spelled=dict(spelled.most_common()),
         bad=unusable + overlong,
         refused=[

@@ -22,6 +22,7 @@ from asyncrl.data.census import Census, num_shared, shared_sentence
 from asyncrl.data.dataset import BadRow, Dataset
 from asyncrl.data.digest import DatasetDigest, joined
 from asyncrl.data.images import Keep, keep_nothing
+from asyncrl.data.tools import tool_names
 from asyncrl.errors import DataError
 from asyncrl.messages.trajectory import Prompt
 
@@ -149,6 +150,8 @@ class DatasetSummary(Struct, frozen=True, kw_only=True):
     has_texts: bool = False
     num_images: int = 0
     """Number of pictures in the usable rows; a picture counts once for each row that has it."""
+    tools: frozenset[str] = frozenset()
+    """Names of the tools that usable rows show."""
     bad: Sequence[BadRow] = ()
     """The other rows, which are skipped."""
     census: Census = msgspec.field(default_factory=Census)
@@ -271,7 +274,7 @@ def oddities(train: PromptStream, held_out: PromptStream | None, *, are_tasks: b
 
 def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
     """Read every row; raise `DataError` for bad ones that the configuration refuses, or if no row is usable."""
-    usable, bad, data_sources = list[int](), list[BadRow](), set[str]()
+    usable, bad, data_sources, tools = list[int](), list[BadRow](), set[str](), set[str]()
     has_chats = has_texts = False
     census = Census()
     num_images = 0
@@ -289,6 +292,7 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
         has_chats |= bool(found.chat)
         has_texts |= bool(found.text)
         num_images += len(found.images)
+        tools.update(tool_names(found.tools))
     if bad and data.on_bad_row == "refuse":
         more = f" (and {len(bad) - 1} more of {len(dataset)} rows)" if len(bad) > 1 else ""
         raise DataError(
@@ -302,6 +306,7 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
         has_chats=has_chats,
         has_texts=has_texts,
         num_images=num_images,
+        tools=frozenset(tools),
         bad=bad,
         census=census,
         digest=joined(digests),

@@ -5,6 +5,7 @@ Conversion of dataset rows to prompts. Accepted forms:
     {"prompt": [{"role": "user", "content": "2 + 3 = ?"}], "answer": 5, "data_source": "sums"}
     {"prompt": [...], "reward_model": {"ground_truth": "5"}, "extra_info": {"index": 7}}       as verl writes it
     {"prompt": "<image> How many?", "answer": "3", "images": [...]}                   one mark for each picture
+    {"prompt": [...], "answer": "5", "tools": [{"type": "function", "function": {...}}]}   shown by the chat template
     {"task": "2 + 3 = ?", "solution": "5", "level": 2}         columns by other names; further ones reach the reward
 
 A chat may also be JSON text of the same form; with ``data.as_chat`` any other text is a chat of one message. A row of
@@ -20,6 +21,7 @@ import msgspec
 
 from asyncrl.config.sections.data import Data
 from asyncrl.data.table import VERL, Row, Rows, keys_of, refuse_many, require_column, value_of
+from asyncrl.data.tools import read_tools
 from asyncrl.errors import DataError
 from asyncrl.foreign_text import shown
 from asyncrl.messages.trajectory import IMAGE_MARK, Image, Prompt
@@ -49,6 +51,7 @@ def require_columns(rows: Rows, data: Data, *, is_held_out: bool = False) -> Non
     needed += ["answer_column"] if VERL not in rows.columns else []
     needed += ["data_source_column"] if data.data_source_column != "data_source" else []
     needed += ["image_column"] if data.image_column not in ("images", "") else []
+    needed += ["tools_column"] if data.tools_column not in ("tools", "") else []
     for name in needed:
         require_column(rows, getattr(data, name), f"data.{name}", is_held_out=is_held_out)
 
@@ -137,7 +140,7 @@ def repeated_keys(rows: Rows, row: int) -> list[str]:
 
 def dropped_keys(values: Row, data: Data) -> list[str]:
     """Further columns and keys of objects that the prompt lacks, because every lease would carry them."""
-    named = {data.prompt_column, data.answer_column, data.data_source_column, data.image_column}
+    named = {data.prompt_column, data.answer_column, data.data_source_column, data.image_column, data.tools_column}
     dropped = []
     for name in further_columns(values, data):
         keys = values[name] if isinstance(values[name], dict) else {}
@@ -148,7 +151,8 @@ def dropped_keys(values: Row, data: Data) -> list[str]:
     info = values.get(INFO)
     if not isinstance(info, dict):
         return dropped if info is None else [*dropped, INFO]
-    return dropped + [f"{INFO}.{key}" for key, value in info.items() if not _is_scalar(value)]
+    names = {f"{INFO}.{key}": value for key, value in info.items()}
+    return dropped + [name for name, value in names.items() if not _is_scalar(value) and name not in named]
 
 
 def _extra(values: Row, data: Data, names: Sequence[str]) -> dict[str, Any]:
@@ -166,7 +170,7 @@ def _extra(values: Row, data: Data, names: Sequence[str]) -> dict[str, Any]:
 
 def further_columns(names: Iterable[str], data: Data) -> list[str]:
     """Columns that have no name of ours. The answer's own name is one: a reward may know it by that alone."""
-    ours = {data.prompt_column, data.data_source_column, data.image_column, INFO, VERL, *MEDIA}
+    ours = {data.prompt_column, data.data_source_column, data.image_column, data.tools_column, INFO, VERL, *MEDIA}
     if data.answer_column == "answer":
         ours.add("answer")
     return [name for name in names if name not in ours]
@@ -186,6 +190,12 @@ def to_prompt(values: Row, data: Data, images: Sequence[Image] = (), extra_names
         raise DataError(f"{data.prompt_column!r} is {'null or missing' if prompt is None else 'empty'}")
     if isinstance(prompt, str):
         prompt = _chat_in_json(prompt) or (chat_of(prompt) if data.as_chat else prompt)
+    tools = read_tools(value_of(values, data.tools_column), data.tools_column) if data.tools_column else ""
+    if tools and isinstance(prompt, str):
+        raise DataError(
+            f"it has {data.tools_column!r}, and plain text has no place for tools: write the prompt as a chat, or set "
+            f"data.as_chat = true"
+        )
     return Prompt(
         text=prompt if isinstance(prompt, str) else "",
         chat=[] if isinstance(prompt, str) else _chat(prompt, data.prompt_column),
@@ -193,6 +203,7 @@ def to_prompt(values: Row, data: Data, images: Sequence[Image] = (), extra_names
         data_source=_text(value_of(values, data.data_source_column), data.data_source_column),
         extra=_extra(values, data, extra_names),
         images=list(images),
+        tools=tools,
     )
 
 

@@ -139,6 +139,7 @@ def adapt_batches(function: Callable[..., Any], options: Mapping[str, Any], *, p
             **{name: [value] for name, value in inputs.extra.items()},
             "answer": [inputs.answer],
             "data_source": [inputs.data_source],
+            **({"tools": [inputs.tools]} if inputs.tools else {}),
             "prompts": [inputs.prompt],
             COMPLETIONS: [[{"role": "assistant", "content": inputs.completion}] if is_chat else inputs.completion],
         }

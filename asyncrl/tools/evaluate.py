@@ -25,12 +25,13 @@ from asyncrl.config.config import Config
 from asyncrl.config.model.directory import check_model
 from asyncrl.config.run_file import decode, override_one
 from asyncrl.config.toml import put, read
-from asyncrl.data.chat_template import check_template, read_template, text_advice
+from asyncrl.data.chat_template import check_template, check_tools, read_template, text_advice
 from asyncrl.data.check import bad_row_lines
 from asyncrl.data.images import Keep, check_model_reads, describe
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.data.row import num_marks
 from asyncrl.data.table import guessed
+from asyncrl.data.tools import tool_names
 from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import ConfigError, DataError, LedgerError, RunFailed
 from asyncrl.files.atomic import check_output
@@ -45,6 +46,7 @@ from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import changed_settings, is_run
 from asyncrl.records.samples import prompt_text
 from asyncrl.reward.routing import check_routes
+from asyncrl.runtime.checks import check_tools_of_rows
 from asyncrl.runtime.offline import (
     PER_SLOT,
     OfflineEvaluation,
@@ -233,6 +235,7 @@ def check_prompts(config: Config, say: Callable[[str], None], keep: Keep) -> lis
         say(f"note: {sentence}")
     for sentence in summary.census.sentences(are_tasks=config.environment.is_set):
         say(f"note: {sentence}")
+    check_tools_of_rows(config, summary.tools)
     check_model_reads(Path(config.model.path), summary.num_images)
     if summary.bad:
         say("\n".join(bad_row_lines(summary.bad)))
@@ -423,6 +426,7 @@ def sample_model(
         prompts += row_prompts(replace(config, data=named), rows)
     for prompt, contents in prompts:
         check_template(read_template(model), config.data.chat_template_kwargs, has_chats=bool(prompt.chat))
+        check_tools(read_template(model, of_tools=True), tool_names(prompt.tools))
         check_model_reads(model, len(contents))
     if config.environment.is_set:
         echo("note: nothing answers here, as [environment] does in the run; asyncrl episode try plays one", err=True)

@@ -1,5 +1,6 @@
 """What a run reads from a row depends on neither the other rows, nor their order, nor the format of the file."""
 
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +24,13 @@ RED = draw_picture(24, 16, seed=1)
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<"), min_size=1, max_size=6)
 CHAT = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["system", "user"]), "content": TEXT}), min_size=1)
 SCALAR = st.integers(-9, 9)
+TOOL = st.fixed_dictionaries({"name": TEXT}, optional={"description": TEXT, "strict": st.booleans()})
 # One type for each column, because a parquet file has no other; any value may be missing, or null.
 COLUMNS = st.fixed_dictionaries(
     {},
     optional={
-        "prompt": st.none() | TEXT | TEXT.map("<image>{}".format),
+        "prompt": st.none() | TEXT | TEXT.map("<image>{}".format) | CHAT.map(json.dumps),
+        "tools": st.none() | st.lists(TOOL, max_size=2),
         "answer": st.none() | TEXT,
         "images": st.none() | st.lists(st.just("red.png"), max_size=2),
         "data_source": st.none() | TEXT,

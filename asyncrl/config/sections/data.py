@@ -47,6 +47,11 @@ class Data(Section, frozen=True, kw_only=True):
     Column of the prompt's pictures: a list of files, each as bytes, a path beside the dataset, or ``{bytes, path}``.
     The prompt has a mark ``<image>`` for each. Empty: no row has pictures, and the mark is text [image_key].
     """
+    tools_column: str = "tools"
+    """
+    Column of the tools that a row shows to the policy, by the chat template, and gives to its environment: a list in
+    OpenAI's form, or its JSON text; a row without shows those of the environment. Empty: no row has tools.
+    """
     image_folders: list[str] = []
     """
     Further folders whose files ``image_column`` may name. Otherwise a row names files below its dataset's own folder

@@ -17,16 +17,17 @@ def own_rows(
     data_source: str, found: Columns, *, repeats: bool = False, open_file: Callable[[Path], Rows] = open_rows
 ) -> PublishedDataset:
     """Describe a dataset of any column names, with prompts (text or chat) and answers (text or numbers)."""
-    columns = Data(train="", prompt_column=found.prompt, answer_column=found.answer or "answer")
+    columns = Data(train="", prompt_column=found.prompt, answer_column=found.answer or "answer", as_chat=True)
 
     def problem(row: Row) -> PublishedProblem:
         if row.get(columns.image_column):
             raise DataError("it has pictures, which are not copied: name the file itself as data.train")
         prompt = to_prompt(row, columns)
         return PublishedProblem(
-            prompt=prompt.text or prompt.chat,
+            prompt=prompt.chat,
             answer=prompt.answer,
             extra=prompt.extra,
+            tools=prompt.tools,
             remarks=remarks(row, prompt, columns),
         )
 

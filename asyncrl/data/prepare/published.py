@@ -37,6 +37,8 @@ class PublishedProblem(Struct, frozen=True, kw_only=True):
     extra: dict[str, str | int | float | bool | None] = {}
     image: bytes | None = None
     image_name: str = ""
+    tools: str = ""
+    """`Prompt.tools`."""
     remarks: Sequence[str] = ()
     """Clauses about the row, as `asyncrl.data.row.remarks`."""
 
@@ -99,13 +101,14 @@ def prepare(
         try:
             problem = dataset.problem(rows[number])
             prompt = _prompt(problem.prompt, added, is_chat=is_chat)
+            row = _row(dataset, problem, prompt, {"split": split or source.stem, "index": number})
             if dataset.repeats and _is_repeated(prompt, problem.answer, place, first):
                 continue
         except DataError as error:
             bad.append(BadRow(place, str(error).removeprefix(f"{place}: ")))
         else:
             remarks.add([*repeated_keys(rows, number), *problem.remarks], place)
-            written.append(_row(dataset, problem, prompt, {"split": split or source.stem, "index": number}))
+            written.append(row)
     if bad and (not skip_bad or not written):
         raise DataError(_refusal(bad, len(rows)))
     write(written, out)
@@ -176,10 +179,13 @@ def _is_repeated(prompt: str | Chat, answer: str, place: str, first: dict[bytes,
 
 def _row(dataset: PublishedDataset, problem: PublishedProblem, prompt: str | Chat, info: dict[str, Any]) -> Row:
     image = {"images": [{"bytes": problem.image, "path": problem.image_name}]} if problem.image else {}
+    if problem.tools and isinstance(prompt, str):
+        raise DataError("it has tools, and plain text has no place for them: leave --text out")
     return {
         "data_source": dataset.data_source,
         "prompt": prompt,
         **image,
+        **({"tools": problem.tools} if problem.tools else {}),
         "ability": dataset.ability,
         "reward_model": {"style": "rule", "ground_truth": problem.answer},
         "extra_info": info | problem.extra,
