@@ -270,8 +270,11 @@ def _text(value: Any, column: str) -> str:
     return value
 
 
+_SCALARS = (str, int, float, bool, type(None))
+
+
 def _is_scalar(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float | bool)
+    return isinstance(value, _SCALARS)
 
 
 def _is_small(value: Any) -> bool:

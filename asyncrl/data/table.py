@@ -16,7 +16,8 @@ import codecs
 import difflib
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -65,9 +66,10 @@ class Rows(Protocol):
 
         A row without it, or that cannot be decoded, has None. Raises `DataError` if the file is damaged.
         """
+        is_there = name in self.columns or _head(self, name)
         for row in range(len(self)):
             try:
-                yield value_of(self[row], name)
+                yield value_of(self[row], name) if is_there else None
             except DataError:  # raised again by whoever reads the row
                 yield None
 
@@ -81,8 +83,8 @@ _MISSING = object()
 
 def value_of(values: Mapping[str, Any], name: str, missing: Any = None) -> Any:
     """Value of a column, or of a key of one as ``problem.text``; a column of that very name goes first."""
-    if name in values:
-        return values[name]
+    if name in values or "." not in name:
+        return values.get(name, missing)
     for place in (place for place, letter in enumerate(name) if letter == "."):
         inner = values.get(name[:place])
         if isinstance(inner, dict) and (found := value_of(inner, name[place + 1 :], _MISSING)) is not _MISSING:
@@ -238,8 +240,22 @@ class JsonRows(Rows):
         """Keys that come twice in an object of the row."""
         self._blank: Row = {}
         """A row without any value."""
-        for row in range(len(lines)):
-            self._blank |= dict.fromkeys(self._keys(row))
+        twice: list[str] = []
+
+        def noting(pairs: list[tuple[str, Any]]) -> Row:
+            values = dict(pairs)
+            if len(values) < len(pairs):
+                twice.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            return values
+
+        decode = json.JSONDecoder(object_pairs_hook=noting).decode
+        for row, (_, line) in enumerate(lines):
+            with suppress(ValueError, RecursionError):  # raised again by whoever reads the row
+                found = decode(line.decode())
+                self._blank |= dict.fromkeys(found) if isinstance(found, dict) else {}
+            if twice:
+                self._repeated[row] = list(twice)
+                twice.clear()
         self.columns = list(self._blank)
         if lines and not self.columns:
             self[0]
@@ -259,22 +275,6 @@ class JsonRows(Rows):
 
     def repeated(self, row: int, /) -> Sequence[str]:
         return self._repeated.get(row, ())
-
-    def _keys(self, row: int) -> Iterable[str]:
-        """Keys of a row, none if it cannot be decoded; notes those that are repeated."""
-
-        def once(pairs: list[tuple[str, Any]]) -> Row:
-            values = dict(pairs)
-            if len(values) < len(pairs):
-                counts = Counter(key for key, _ in pairs)
-                self._repeated.setdefault(row, []).extend(key for key, count in counts.items() if count > 1)
-            return values
-
-        try:
-            found = json.JSONDecoder(object_pairs_hook=once).decode(self._lines[row][1].decode())
-        except (ValueError, RecursionError):  # raised again by whoever reads the row
-            return ()
-        return found if isinstance(found, dict) else ()
 
 
 def _read_parquet(path: Path, on_disk: str) -> ParquetRows:

@@ -29,7 +29,7 @@ SCHEMA = st.fixed_dictionaries(
     },
 )
 FUNCTION = st.fixed_dictionaries({"name": NAME}, optional={"description": NAME, "parameters": SCHEMA})
-TOOLS = st.lists(FUNCTION, min_size=1, max_size=3, unique_by=lambda function: function["name"])
+TOOLS = st.lists(FUNCTION, min_size=1, max_size=3, unique_by=lambda function: str(function["name"]))
 CHAT = [{"role": "user", "content": "2 + 3?"}]
 
 

@@ -5,6 +5,7 @@ import json
 import math
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -141,14 +142,18 @@ def test_parts_that_return_none_are_left_out_of_the_sum_and_counted(
         for place, (_, weight, is_marked, is_later) in enumerate(found)
     ]
     values = [value for value, *_ in found]
-    judge = make_verifier(Reward(parts=parts))
+    verifier = make_verifier(Reward(parts=parts))
+
+    async def judge(inputs: VerifierInput) -> Any:
+        return await verifier(inputs)
+
     inputs = VerifierInput(completion=json.dumps(values))
     if set(values) == {None}:
         with pytest.raises(VerifierError, match=r"^every part of the reward abstained \(p0.*\), expected a number"):
             asyncio.run(judge(inputs))
         return
     verdict = verdict_of(asyncio.run(judge(inputs)))
-    judging = [(place, *each) for place, each in enumerate(found) if each[0] is not None]
+    judging = [(place, each[0], *each[1:]) for place, each in enumerate(found) if each[0] is not None]
     assert verdict.reward == pytest.approx(math.fsum(value * weight for _, value, weight, *_ in judging))
     decisive = next((value for _, value, _, is_marked, _ in judging if is_marked), judging[0][1])
     assert verdict.metrics == {

@@ -30,7 +30,7 @@ class ProblemFolders(Rows):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.columns = ["annotat_text", "choices", "answer", "image"]
+        self.columns = ["annotat_text", "choices", "answer", "images"]
         folders = (found.parent for found in path.glob(f"*/{INFO}"))
         self._folders = sorted(folders, key=lambda one: (int(one.name) if one.name.isdecimal() else 0, one.name))
 
