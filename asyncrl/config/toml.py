@@ -30,7 +30,7 @@ def read(path: Path, what: str) -> dict[str, Any]:
         ConfigError: The file cannot be read or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise ConfigError(f"no such {what}: {path}{did_you_mean(path, _is_toml)}") from error
     except IsADirectoryError as error:

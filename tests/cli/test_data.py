@@ -102,6 +102,22 @@ def test_columns_of_own_rows_are_guessed_and_said(tmp_path, kind, text):
     assert "has no column 'q': it has kind, question, label; name it with --prompt-column NAME" in wrong.stderr
 
 
+def test_nested_columns_are_named_with_a_dot_and_what_is_left_out_is_told(tmp_path):
+    row = {"problem": {"text": "2 + 3?", "id": 7}, "solution": {"final": 5}, "tags": ["sum"]}
+    source, out = jsonl(tmp_path / "rows.jsonl", row, row | {"solution": None}, row), tmp_path / "out.parquet"
+    named = ("--prompt-column", "problem.text", "--answer-column", "solution.final")
+
+    refused = asyncrl("prepare", "jsonl", source, "-o", out, *named)
+    found = asyncrl("prepare", "jsonl", source, "-o", out, *named, "--skip-bad")
+
+    assert f"{source} line 2: 'solution.final' must be text or a number, got null" in refused.stderr
+    assert f"{out}: 2 of 3 rows" in found.stdout
+    for name in ("problem.id", "tags"):
+        assert f"note: 2 of 2 rows have '{name}', which reaches neither" in found.stdout
+        assert f"2 of 2 rows have '{name}', which reaches neither" in asyncrl("check", source, *named).stdout
+    assert [open_rows(out)[row]["reward_model"]["ground_truth"] for row in range(2)] == ["5", "5"]
+
+
 def test_own_rows_in_verls_form_keep_their_answers(tmp_path):
     source = jsonl(tmp_path / "a.jsonl", {"prompt": "2 + 3?", "reward_model": {"ground_truth": "5"}})
 

@@ -47,7 +47,7 @@ json.dump([task, *map(os.environ.get, names), sys.stdin.read()], open({str(found
     task, url, key, reward_url, run_id, folder, no_proxy, stdin = json.loads(found.read_text())
     assert task == {
         "messages": TASK.messages, "answer": "6", "data_source": "", "extra": {"boxes": [1, 2]}, "seed": 3,
-        "name": "run/0", "images": [],
+        "name": "run/0", "images": [], "tools": [],
     }  # fmt: skip
     assert (url, key, reward_url, run_id, stdin) == (URL, "cap", "http://127.0.0.1:9/e/cap/reward", "my-run", "")
     assert no_proxy.split(",")[-1] == "127.0.0.1"

@@ -48,6 +48,7 @@ def test_the_service_is_sent_the_input_and_its_answer_is_the_verdict() -> None:
         "answer": "5",
         "data_source": "sums",
         "extra": {"index": 7},
+        "tools": "",
         "finish_reason": "stop",
         "num_tokens": 1,
         "turns": [],
