@@ -124,7 +124,8 @@ def _memory_table(plan: "MemoryPlan", name: str) -> str:
     from asyncrl.runtime.machine import format_bytes
 
     rows = [["", f"each {'process' if plan.device == 'cpu' else f'{plan.device} device'}", "host"]]
-    for title, phase in (*((f"trainer, {phase.name}", phase) for phase in plan.trainer), ("one rollout", plan.rollout)):
+    trainer = ((f"trainer, {phase.name}", phase) for phase in plan.trainer)
+    for title, phase in (*trainer, ("one rollout", plan.rollout), ("broker", plan.broker)):
         rows.append([title, format_bytes(phase.device), format_bytes(phase.host)])
         for part in phase.parts:
             rows.append([f"  {part.name}", *(format_bytes(size) if size else "" for size in (part.device, part.host))])
