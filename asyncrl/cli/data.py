@@ -246,7 +246,7 @@ def _check_run(path: Path) -> "list[Checked]":
 
     count_tokens, find_spelled = readers(model, settings) if model.is_dir() else (None, None)
     max_tokens = settings.max_prompt_tokens if settings.truncation == "error" else None
-    files = settings.train_files + settings.held_out_files
+    files = dict.fromkeys(settings.train_files + settings.held_out_files)
     inspections = [
         inspect(Path(file), settings, count_tokens=count_tokens, find_spelled=find_spelled, max_tokens=max_tokens)
         for file in files

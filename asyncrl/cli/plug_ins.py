@@ -18,6 +18,10 @@ from asyncrl.terminal import aligned, echo
 # The function that ``FILE`` or ``FILE:NAME`` means on a command line.
 
 
+REWARDS = ("compute_score", "score", "reward")
+"""Usual names of a reward function."""
+
+
 def full_name(given: str, usual: Sequence[str]) -> str:
     """
     The name as a run file has it: ``file.py:name``, ``module:name`` or a built-in name.
@@ -107,7 +111,7 @@ def try_reward(
         config = module.run_config(Path(function), overrides)
         config = with_local_copies(config, partial(echo, err=True), has_weights=False)
     else:
-        name = full_name(function, ("compute_score", "score", "reward"))
+        name = full_name(function, REWARDS)
         named = [f"data.{kind}_column={toml_value(column)}" for kind, column in columns.items()]
         config = module.trial_config(name, data, echo, [*named, *overrides])
     if not module.try_reward(config, num, given, echo):

@@ -10,8 +10,9 @@ shows of the newest steps needs an index of `NEWEST_STEPS` alone, which does not
 """
 
 import heapq
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,13 +165,18 @@ class SampleIndex:
         self._waiting = sorted(waiting, key=lambda file: (-file.split, file.path.name))  # the last is read first
 
     def _files(self, folder: Path, split: int) -> Iterator[SampleFile]:
-        paths: Iterable[Path] = folder.glob("*.parquet")
-        if self._newest is not None:
-            paths = heapq.nlargest(self._newest, paths) if split == 0 else ()
-        for path in paths:
+        for name in self._names(folder, split):
+            path = folder / name
             with suppress(OSError):  # replaced in this moment
                 state = path.stat()
                 yield SampleFile(path, split, state.st_size, state.st_mtime_ns)
+
+    def _names(self, folder: Path, split: int) -> list[str]:
+        if not folder.is_dir():
+            return []
+        with os.scandir(folder) as entries:  # of which a long run has many: no more than the newest are held
+            names = (entry.name for entry in entries if entry.name.endswith(".parquet"))
+            return list(names) if self._newest is None else heapq.nlargest(0 if split else self._newest, names)
 
     def _read(self, file: SampleFile) -> dict[str, Numbers]:
         import pyarrow.parquet as pq

@@ -62,7 +62,7 @@ class Trial(Struct, frozen=True):
 def run_config(run_file: Path, overrides: Sequence[str] = ()) -> Config:
     """Reward and training data of a run file; ``overrides`` are those of ``--set``. Raises `ConfigError`."""
     config = load_config(run_file, overrides)
-    return replace(config, data=replace(config.data, held_out=config.data.train))
+    return replace(config, data=replace(config.data, held_out=config.data.train, hold_out=0))
 
 
 def trial_config(function: str, data: Path, say: Say, overrides: Sequence[str] = ()) -> Config:
