@@ -11,6 +11,7 @@ import shlex
 import shutil
 import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -103,6 +104,36 @@ def test_the_python_of_a_page_imports_what_there_is(page: Path) -> None:
             if isinstance(found, ast.ImportFrom) and (found.module or "").startswith("asyncrl"):
                 module = importlib.import_module(found.module or "")
                 assert all(hasattr(module, name.name) for name in found.names), ast.unparse(found)
+
+
+VALUED = ("-c", "-r", "-d", "--dest", "--wheel-dir", "--index-url", "--extra-index-url", "-i")
+"""Options of pip with a value, which pip looks up nowhere."""
+REQUIREMENT = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*(\[[a-z0-9,-]+\])?([=<>]=[0-9.]+)?")
+
+
+def packages(text: str) -> list[str]:
+    """Packages and folders of every pip command in a text."""
+    found = []
+    for command in re.findall(r"\bpip (?:install|wheel|download)\b([^`#;&|\n]*)", text):
+        given = shlex.split(command)
+        values = {after for option, after in pairwise(given) if option in VALUED}
+        found += [word for word in given if not word.startswith("-") and word not in values]
+    return found
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"], ids=lambda page: page.name)
+def test_whatever_pip_is_told_to_install_is_a_package_of_its_own_name_or_a_path_that_begins_as_one(page: Path) -> None:
+    """A folder's bare name is looked up on PyPI, and a stranger's package of that name is fetched and its code run."""
+    for given in packages(page.read_text(encoding="utf-8")):
+        assert given.startswith((".", "/")) or REQUIREMENT.fullmatch(given), f"{given}: begin a path with ./"
+
+
+def test_a_path_that_looks_like_a_name_is_noticed() -> None:
+    text = (
+        "pip wheel --wheel-dir dist asyncrl/checkout\n`pip install -c a/b.txt ./mine 'x[y]'` pip install CHECKOUT # a/b"
+    )
+    assert packages(text) == ["asyncrl/checkout", "./mine", "x[y]", "CHECKOUT"]
+    assert [bool(REQUIREMENT.fullmatch(given)) for given in packages(text)] == [False, False, True, False]
 
 
 # ── run ───────────────────────────────────────────────────────────────────────────────────────
