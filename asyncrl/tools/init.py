@@ -31,7 +31,7 @@ from asyncrl.runtime.check_architecture import MEMORY, examine
 from asyncrl.runtime.machine import TRAIN, CheckLine, Devices, find, missing_packages
 from asyncrl.runtime.model_files import model_folder, model_name
 from asyncrl.terminal import command_line
-from asyncrl.tools.plug_ins.reward import attempt, read_rows, run_config, summary_lines
+from asyncrl.tools.plug_ins.reward import attempt, completions, read_rows, run_config, summary_lines
 from asyncrl.weights.groups.device import installed_version
 
 DEPTH = 3
@@ -444,7 +444,7 @@ def write_files(
     say(f"devices   {chosen.placement}")
     say(f"memory    {memory}")
     config = run_config(run_file)
-    rows = read_rows(config, TRIED_ROWS)
+    rows = [(draw, completions(draw.prompt, ())) for draw in read_rows(config, TRIED_ROWS)]
     first, *rest = summary_lines(attempt(config, rows))
     for line in (f"reward    {reward}, tried on {len(rows)} rows: {first}", *rest):
         say(line)
