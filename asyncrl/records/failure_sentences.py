@@ -14,7 +14,12 @@ from msgspec import Struct
 
 SHOWN = 3
 """Causes that have a sentence of their own; the others are summed."""
-ATTEMPTS = {"reward": "attempts at a verdict", "rollout": "completions", "payload": "payloads", "trainer": "batches"}
+ATTEMPTS = {
+    "reward": "attempts at a verdict",
+    "rollout": "attempts at a completion",
+    "payload": "payloads",
+    "trainer": "attempts at a batch",
+}
 """Nouns for the attempts of a stage."""
 OTHERS = "other: causes beyond the first ones"
 """Name of the causes that are no longer told apart."""

@@ -199,11 +199,21 @@ CPU_FLOPS, TOKEN_FLOPS = 3e10, 8
 Operations of a core in a second, and of a parameter for each token: two to sample it, six to train on it. An estimate
 for products of small batches in float32.
 """
-LESS_MEMORY = {
-    "max_tokens_per_micro_batch": "of one pass; more takes more memory, and on CPUs no less time",
+ROLLOUT = {
+    "engine": "it is installed here, and samples fastest",
+    "device": "what the drivers list",
+    "replicas": "processes that sample",
+    "threads": "cores of each, so that they leave the trainer its own",
+    "vllm.gpu_memory_utilization": "of the device, which the trainer needs too",
+}
+TRAINER = {
+    "device": "what the drivers list",
+    "ranks": "devices that train",
+    "threads": "half of the cores",
+    "max_tokens_per_micro_batch": "of one pass; more needs more memory, and on CPUs no less time",
     "gradient_checkpointing": "recomputes activations, for which the memory is too small",
 }
-"""Reasons of settings of the trainer."""
+"""Reasons of settings of the rollouts and of the trainer."""
 
 FEWEST_TO_SPLIT, MOST_HELD_OUT = 80, 256
 """Prompts from which some are held out, and how many at most."""
@@ -296,10 +306,13 @@ def render(found: Findings, chosen: Choices, reward: str) -> str:
             _line("max_tokens", chosen.max_tokens, "longest completion: raise it first if `len` comes near ..."),
             f"{'':<29} # ... and lower it first if a step takes too long",
         ],
-        "rollout": [f"# {chosen.placement}", *(_line(key, value) for key, value in chosen.rollout.items())],
+        "rollout": [
+            f"# {chosen.placement}",
+            *(_line(key, value, ROLLOUT[key]) for key, value in chosen.rollout.items()),
+        ],
         "reward": [_line("function", reward, _why(reward, found.data.data_sources))],
         "trainer": [
-            *(_line(key, value, LESS_MEMORY.get(key, "")) for key, value in chosen.trainer.items()),
+            *(_line(key, value, TRAINER[key]) for key, value in chosen.trainer.items()),
             _line("lr", chosen.lr, "lower it if the reward collapses, raise it if nothing moves"),
             _line("warmup_steps", 10, "the first gradients have the most noise"),
         ],
@@ -320,7 +333,7 @@ def _data(found: Findings, chosen: Choices) -> list[str]:
     data, columns = found.data, found.data.columns
     counted = "counted by the tokenizer" if data.is_counted else "estimated as half of its characters"
     lines = [_line("train", data.path, f"{data.num_rows:,} rows"), _held_out_line(found)]
-    lines.append(_line("prompt_column", columns.prompt))
+    lines.append(_line("prompt_column", columns.prompt, "what the model reads"))
     if data.as_chat:
         lines.append(_line("as_chat", True, "prompts are texts: the model's chat template is applied to each"))
     if columns.answer:

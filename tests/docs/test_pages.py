@@ -6,6 +6,7 @@ name are settings, and their Python imports what there is.
 import ast
 import asyncio
 import importlib
+import json
 import re
 import shlex
 import shutil
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
 
 import click
 import msgspec
@@ -104,6 +107,41 @@ def test_the_python_of_a_page_imports_what_there_is(page: Path) -> None:
             if isinstance(found, ast.ImportFrom) and (found.module or "").startswith("asyncrl"):
                 module = importlib.import_module(found.module or "")
                 assert all(hasattr(module, name.name) for name in found.names), ast.unparse(found)
+
+
+def test_the_rooms_of_the_readme_stand_in_the_order_of_their_imports() -> None:
+    """A room imports only from rooms below it."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(one["layers"] for one in contracts if one["type"] == "layers")
+    floors = {name.removeprefix("asyncrl."): i for i, layer in enumerate(layers) for name in layer.split(" | ")}
+    (tree,) = (block for block in blocks(ROOT / "README.md", "") if block.startswith("asyncrl/ "))
+    rooms = re.findall(r"^  (\w+)(?:/|\.py) ", tree, re.MULTILINE)
+    assert len(rooms) > 15
+    assert [floors[room] for room in rooms] == sorted(floors[room] for room in rooms)
+
+
+def test_the_output_of_a_command_that_a_page_shows_is_what_it_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text(blocks(ROOT / "docs/algorithms.md", "python")[0])
+    page = (ROOT / "docs/own-run.md").read_text(encoding="utf-8")
+    command, shown = next(
+        (commands, text)
+        for commands, text in re.findall(r"```sh\n([^`]*)```\n+```\n([^`]*)```", page)
+        if "loss" in commands
+    )
+    done = CliRunner().invoke(main, shlex.split(command, comments=True)[1:])
+    assert done.output == shown
+
+
+def test_the_first_environment_reads_what_the_row_beside_it_has() -> None:
+    page = ROOT / "docs/environments.md"
+    (row,) = (json.loads(found) for found in re.findall(r"echo '(\{.*\})' >", page.read_text(encoding="utf-8")))
+    names: dict[str, Any] = {}
+    exec(blocks(page, "python")[0], names)
+    task = SimpleNamespace(extra={name: value for name, value in row.items() if name not in ("prompt", "answer")})
+    asyncio.run(names["Boxes"]().reset(task))
 
 
 VALUED = ("-c", "-r", "-d", "--dest", "--wheel-dir", "--index-url", "--extra-index-url", "-i")

@@ -42,6 +42,8 @@ def test_every_run_file_is_accepted(num_devices: int, has_vllm: bool, held_out: 
         "question",
     )
     assert config.checkpoint.keep_best == (len(held_out) == 1)
+    settings = [line for line in render(found, choose(found), "reward.py:score").splitlines() if " = " in line]
+    assert [line for line in settings if " # " not in line] == [], "every setting says why"
     if num_devices > 1:
         assert config.trainer.ranks + config.rollout.replicas == num_devices
     assert config.trainer.device == devices.kind

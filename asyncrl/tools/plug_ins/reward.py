@@ -63,7 +63,7 @@ WIDTH = max(map(len, REFERENCE))
 Say = Callable[[str], None]
 
 
-class Written(Struct, frozen=True):
+class GradedText(Struct, frozen=True):
     """A completion to grade."""
 
     kind: str
@@ -115,7 +115,7 @@ def trial_config(
 
 def read_rows(config: Config, number: int, keep: Keep = keep_nothing) -> list[Draw]:
     """
-    So many usable rows, spread evenly over the data; ``keep`` gets the pictures.
+    Read ``number`` usable rows, spread evenly over the data; ``keep`` gets the pictures.
 
     Raises `DataError` if the file cannot be read, or a row has no reward.
     """
@@ -126,13 +126,13 @@ def read_rows(config: Config, number: int, keep: Keep = keep_nothing) -> list[Dr
     return [stream.at(place * size // number) for place in range(number)]
 
 
-def completions(prompt: Prompt, given: Sequence[str]) -> list[Written]:
+def completions(prompt: Prompt, given: Sequence[str]) -> list[GradedText]:
     """Completions to try: those ``given``, or forms of the reference answer, and garbage."""
     kinds = {"given" if len(given) == 1 else f"given {number}": text for number, text in enumerate(given, 1)} or {
         **{kind: form.format(prompt.answer) for kind, form in REFERENCE.items()},
         **GARBAGE,
     }
-    return [Written(kind, text, num_tokens=len(text.split())) for kind, text in kinds.items()]
+    return [GradedText(kind, text, num_tokens=len(text.split())) for kind, text in kinds.items()]
 
 
 def with_samples(config: Config) -> Config:
@@ -150,18 +150,20 @@ def with_samples(config: Config) -> Config:
     return with_room(replace(config, evaluation=drawn))
 
 
-def sampled(config: Config, draws: Sequence[Draw], images: ImageStore) -> list[list[Written]]:
-    """What ``config.model`` writes for each row, `SAMPLES` times. Raises `EngineError`."""
+def sampled(config: Config, draws: Sequence[Draw], images: ImageStore) -> list[list[GradedText]]:
+    """Completions that ``config.model`` writes for each row, `SAMPLES` times. Raises `EngineError`."""
     from asyncrl.runtime.rollout import load_engine
 
-    async def write(sampler: OfflineSampler, place: int, index: int) -> Written:
+    async def write(sampler: OfflineSampler, place: int, index: int) -> GradedText:
         prompt = draws[place].prompt
         pictures = tuple(images.read(image.digest) for image in prompt.images)
         found = await sampler.sample(Unit(place, index, "held_out"), prompt, pictures)
         done = found.completion
-        return Written(f"{SAMPLED} {index + 1}", found.text, done.finish_reason, len(done.completion_ids), found.opened)
+        return GradedText(
+            f"{SAMPLED} {index + 1}", found.text, done.finish_reason, len(done.completion_ids), found.opened
+        )
 
-    async def every() -> list[list[Written]]:
+    async def every() -> list[list[GradedText]]:
         engine = await asyncio.to_thread(load_engine, config)
         try:
             sampler = OfflineSampler(config, engine)
@@ -174,7 +176,9 @@ def sampled(config: Config, draws: Sequence[Draw], images: ImageStore) -> list[l
     return uvloop.run(every())
 
 
-async def trials(config: Config, rows: Iterable[tuple[Draw, Sequence[Written]]], end_s: float) -> AsyncIterator[Trial]:
+async def trials(
+    config: Config, rows: Iterable[tuple[Draw, Sequence[GradedText]]], end_s: float
+) -> AsyncIterator[Trial]:
     """
     Call the function for each row and completion, one after the other, so that the seconds are its own.
 
@@ -223,7 +227,7 @@ async def _compared(pool: WorkerPool, row: int, members: Mapping[str, GroupMembe
 
 def attempt(
     config: Config,
-    rows: Sequence[tuple[Draw, Sequence[Written]]],
+    rows: Sequence[tuple[Draw, Sequence[GradedText]]],
     show: Callable[[Trial], None] = lambda _: None,
     *,
     limit_s: float = LIMIT_S,
