@@ -190,11 +190,15 @@ class RunDirectory:
     @classmethod
     def newest(cls, parent: Path, name: str) -> "RunDirectory | None":
         """The last one that `create` has made for ``name``; None if there is none."""
-        numbered = (path.name.removeprefix(f"{name}-") for path in parent.glob(f"{glob.escape(name)}-*"))
-        numbers = [int(number) for number in numbered if number.isdecimal()]
-        if numbers:
-            return cls(parent / f"{name}-{max(numbers)}")
-        return cls(parent / name) if (parent / name).is_dir() else None
+        found = cls.numbered(parent, name)
+        return cls(found[-1]) if found else None
+
+    @classmethod
+    def numbered(cls, parent: Path, name: str) -> list[Path]:
+        """Every directory that `create` has made for ``name``, in order."""
+        suffixes = (path.name.removeprefix(f"{name}-") for path in parent.glob(f"{glob.escape(name)}-*"))
+        later = sorted(int(number) for number in suffixes if number.isdecimal())
+        return [path for path in (parent / name, *(parent / f"{name}-{number}" for number in later)) if path.is_dir()]
 
     @classmethod
     def reopen(cls, path: Path) -> "RunDirectory":
