@@ -90,7 +90,8 @@ def jsonl(**choices: Any) -> None:
 
     \b
     Example:
-      asyncrl data prepare jsonl rows.jsonl -o train.parquet --prompt-column question --answer-column solution
+      asyncrl data prepare jsonl rows.jsonl -o train.parquet \\
+        --prompt-column question --answer-column solution
     """
     from asyncrl.data.table import open_rows
 

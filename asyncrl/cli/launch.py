@@ -220,7 +220,8 @@ def run(
     Example:
       asyncrl run conf/quickstart.toml --set run.steps=20
       asyncrl run conf/quickstart.toml --metrics 9400
-      asyncrl run conf/recipes/gsm8k-qwen3-8b-grpo.toml --scale tiny --set run.steps=3
+      asyncrl run conf/recipes/gsm8k-qwen3-8b-grpo.toml \\
+        --scale tiny --set run.steps=3
     """
     from asyncrl.runtime import launch
     from asyncrl.runtime.metrics_server import metrics_options, require_opentelemetry

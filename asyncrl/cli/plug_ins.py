@@ -104,7 +104,8 @@ def try_reward(
     Example:
       asyncrl reward try run.toml --sample
       asyncrl reward try score.py:score train.parquet
-      asyncrl reward try gsm8k train.parquet --completion "#### 18" --set reward.options.method=flexible
+      asyncrl reward try gsm8k train.parquet --completion "#### 18" \\
+        --set reward.options.method=flexible
     """
     from asyncrl.runtime.machine import require_train
     from asyncrl.runtime.model_files import with_local_copies
