@@ -29,6 +29,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "kills": 1, "every": 1.0, "calm": 1.0, "steps_after": 1, "overrides": ["rollout.replicas=2"],
     },
     "dashboard": {"samples": 2000, "nodes": 10, "rounds": 1, "idle": 1, "folder": f"{FOLDER}/run"},
+    "dashboard_memory": {"steps": 20, "every": 5},
     "encryption": {**BRIEF, "nodes": [20]},
     "environments": {"episodes": 4, "steps": 4, "rounds": 1},
     "episode_kills": {

@@ -18,8 +18,7 @@ import msgspec
 from fastapi import FastAPI
 
 import asyncrl
-from asyncrl.messages.trajectory import Prompt, Sampling
-from asyncrl.rollout.engines.transformers.engine import TransformersEngine
+from asyncrl import Prompt, Sampling, TransformersEngine
 
 SLOTS = 8
 """Completions that the engine decodes together."""

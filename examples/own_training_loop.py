@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import asyncrl
-from asyncrl.trainer.packing.step import TrainingTrajectory
+from asyncrl import TrainingTrajectory
 
 MODEL = "cache/step-sums/model"
 

@@ -89,7 +89,8 @@ def jsonl(**choices: Any) -> None:
 
     \b
     Example:
-      asyncrl data prepare jsonl rows.jsonl -o train.parquet --prompt-column question --answer-column solution
+      asyncrl data prepare jsonl rows.jsonl -o train.parquet \\
+        --prompt-column question --answer-column solution
     """
     from asyncrl.data.table import open_rows
 
@@ -247,7 +248,7 @@ def _check_run(path: Path) -> "list[Checked]":
 
     count_tokens, find_spelled = readers(model, settings) if model.is_dir() else (None, None)
     max_tokens = settings.max_prompt_tokens if settings.truncation == "error" else None
-    files = settings.train_files + settings.held_out_files
+    files = dict.fromkeys(settings.train_files + settings.held_out_files)
     inspections = [
         inspect(
             Path(file),

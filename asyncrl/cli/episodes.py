@@ -41,8 +41,10 @@ def try_(row: int, text: str | None, answer: str, **choices: Any) -> None:
 
     \b
     Example:
-      asyncrl episode try boxes.py:Boxes --model cache/hidden-sums/model --data cache/hidden-sums/held_out.parquet
-      asyncrl episode try --tool calculator --model models/base --prompt "What is 17 * 23?"
+      asyncrl episode try boxes.py:Boxes --model cache/hidden-sums/model \\
+        --data cache/hidden-sums/held_out.parquet
+      asyncrl episode try --tool calculator --model models/base \\
+        --prompt "What is 17 * 23?"
     """
     if answer and text is None:
         raise click.UsageError("--answer needs --prompt: a row of the data has its own")

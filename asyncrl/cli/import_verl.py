@@ -120,7 +120,8 @@ def import_verl(arguments: tuple[str, ...], out: Path | None, environment: tuple
     \b
     Example:
       asyncrl import-verl run_grpo.sh --env MODEL_PATH=models/base -o run.toml
-      asyncrl import-verl algorithm.adv_estimator=grpo data.train_files=train.parquet ...
+      asyncrl import-verl algorithm.adv_estimator=grpo \\
+        data.train_files=train.parquet ...
     """
     launch, complaints = _launch(arguments, environment)
     translation = translate(launch, _num_rows(launch) if rows is None else rows)

@@ -232,7 +232,8 @@ def new(file: Path, name: str, broker_public: str, roles: tuple[str, ...]) -> No
 
     \b
     Example:
-      asyncrl keys new /etc/asyncrl/node.key --name gpu1 --role rollout --broker-public 5e0f...
+      asyncrl keys new /etc/asyncrl/node.key --name gpu1 --role rollout \\
+        --broker-public 5e0f...
     """
     check_node_name(name)
     key = new_key(name, roles, from_hex(broker_public, "--broker-public"))

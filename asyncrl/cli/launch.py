@@ -30,25 +30,35 @@ PATH = click.Path(path_type=Path)
 @click.option("--data", metavar="FILE", help="Parquet or JSONL to train on.  [default: the only one here]")
 @click.option("--prompt-column", metavar="NAME", help="Column of the prompt.  [default: guessed]")
 @click.option("--answer-column", metavar="NAME", help="Column of the reference answer.  [default: guessed]")
+@click.option("--reward", metavar="FUNCTION", help="Reward: file.py:name or a built-in one.  [default: a stub]")
 @report_errors
 def init(
-    folder: Path, model: str | None, data: str | None, prompt_column: str | None, answer_column: str | None
+    folder: Path,
+    model: str | None,
+    data: str | None,
+    *,
+    prompt_column: str | None,
+    answer_column: str | None,
+    reward: str | None,
 ) -> None:
     """
     Write a run file for this machine, a model and a dataset.
 
     Looks for the model, the data, its columns, a held-out file beside it and the devices, and says what it found. The
-    reward function is a stub, unless the data source has a built-in one; it is tried on a few rows. FOLDER gets
-    run.toml and reward.py; files that exist are left alone.
+    reward function is a stub, unless you name one or the data source has a built-in one; it is tried on a few rows.
+    Without a held-out file, prompts of the data are held out. FOLDER gets run.toml and reward.py; files that exist are
+    left alone.
 
     \b
     Example:
-      asyncrl init --model models/base --data train.parquet
+      asyncrl init --model models/base --data train.parquet --reward score.py
     """
+    from asyncrl.cli.plug_ins import REWARDS, full_name
     from asyncrl.tools.init import write_files
 
     columns = {"prompt": prompt_column, "answer": answer_column}
-    write_files(folder, model, data, {kind: name for kind, name in columns.items() if name}, echo)
+    named = {kind: name for kind, name in columns.items() if name}
+    write_files(folder, model, data, named, echo, own_reward=full_name(reward, REWARDS) if reward else "")
 
 
 @click.command()
@@ -211,7 +221,8 @@ def run(
     Example:
       asyncrl run conf/quickstart.toml --set run.steps=20
       asyncrl run conf/quickstart.toml --metrics 9400
-      asyncrl run conf/recipes/gsm8k-qwen3-8b-grpo.toml --scale tiny --set run.steps=3
+      asyncrl run conf/recipes/gsm8k-qwen3-8b-grpo.toml \\
+        --scale tiny --set run.steps=3
     """
     from asyncrl.runtime import launch
     from asyncrl.runtime.metrics_server import metrics_options, require_opentelemetry

@@ -276,9 +276,11 @@ class Events:
 
     def read(self) -> list[dict[str, Any]]:
         """Events since the last call. Raises `LedgerError` if the file is damaged."""
-        found = JsonLines(self._directory.events).since(self._offset)
-        self._offset = found[-1][1] if found else self._offset
-        return [event for event, _ in found if self._is_chosen(str(event.get("event", "")))]
+        return [
+            event
+            for event, self._offset in JsonLines(self._directory.events).since(self._offset)
+            if self._is_chosen(str(event.get("event", "")))
+        ]
 
     def follow(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> AsyncIterator[list[dict[str, Any]]]:
         """Events as they happen, see `followed`."""

@@ -25,8 +25,28 @@ from asyncrl.version import VERSION
 GROUPS = (advantage, config, data, episode, keys, loss, reward, services, toy)
 
 
+TASKS: dict[str, tuple[str, ...]] = {
+    "Begin": ("init", "example", "toy", "data", "config", "doctor", "import-verl", "plan"),
+    "Try before a run": ("reward", "loss", "advantage", "episode"),
+    "Run": ("run", "resume", "stop"),
+    "Watch a run": ("status", "top", "dashboard", "logs", "events", "attach", "ls", "why", "stacks", "track"),
+    "Change a run that goes on": ("set", "pause", "resume-sampling", "drain", "admit"),
+    "Read what a run recorded": ("report", "samples", "dead-letters", "audit"),
+    "Use a model": ("sample", "eval", "export"),
+    "Several machines": ("keys", "services"),
+}
+"""Commands by what one wants to do, in the order in which one comes to it."""
+
+
 class Commands(click.Group):
-    """Commands whose interruption is one sentence, also while their arguments are read."""
+    """Commands whose interruption is one sentence, also while their arguments are read; help lists them by task."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for task, names in TASKS.items():
+            with formatter.section(task):
+                texts = {name: self.commands[name].get_short_help_str(formatter.width - width) for name in names}
+                formatter.write_dl([(name.ljust(width), text) for name, text in texts.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         with errors_reported():

@@ -111,7 +111,8 @@ def sample(
     \b
     Examples:
       asyncrl sample runs/quickstart --prompt "3+4+5=" --prompt "2+2+2="
-      asyncrl sample models/base --prompt "Why is the sky blue?" -n 4 --temperature 0.7
+      asyncrl sample models/base --prompt "Why is the sky blue?" \\
+        -n 4 --temperature 0.7
       asyncrl sample runs/mine --data chats.jsonl --row 0 --row 7
     """
     rows = rows or ((0,) if data else ())

@@ -122,7 +122,8 @@ def main(
 
     \b
     Example, on one machine:
-      asyncrl-node --role broker --config run.toml --run-dir runs/a --broker tcp://127.0.0.1:5570
+      asyncrl-node --role broker --config run.toml --run-dir runs/a \\
+        --broker tcp://127.0.0.1:5570
       asyncrl-node --role reward --broker tcp://127.0.0.1:5570
       asyncrl-node --role trainer --broker tcp://127.0.0.1:5570
       asyncrl-node --role rollout --broker tcp://127.0.0.1:5570 --replicas auto

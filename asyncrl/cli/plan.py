@@ -49,7 +49,7 @@ PATH = click.Path(path_type=Path)
 @set_option
 @json_option
 @click.option("--picture", type=PATH, metavar="FILE", help="Also write a self-contained HTML page.")
-@click.option("--search/--no-search", "searched", default=True, help="Search for the best split of the devices.")
+@click.option("--search", "searched", is_flag=True, help="Search for the best split of the devices, for minutes.")
 @click.option("--memory", is_flag=True, help="Predict memory instead; PLAN is a run file.")
 @device_memory_option
 @host_memory_option
@@ -82,8 +82,8 @@ def plan(
       asyncrl plan --memory conf/quickstart.toml --device-memory 80GB
     """
     if memory:
-        if picture or not searched:
-            raise ConfigError("--picture and --no-search are not for --memory; remove them")
+        if picture or searched:
+            raise ConfigError("--picture and --search are not for --memory; remove them")
         _plan_memory(plan_path, overrides, device_memory, host_memory, as_json=as_json)
         return
     if device_memory or host_memory:
@@ -95,7 +95,7 @@ def plan(
 
     console, loaded = Console(stderr=True), load_plan(plan_path, overrides)
     if not console.is_terminal:
-        echo(f"simulating{', and searching splits; --no-search is quicker' if searched else ''}", err=True)
+        echo(f"simulating{', and searching splits' if searched else ''}", err=True)
     with console.status("simulating"):  # rich shows this on a terminal only.
         answer = make_report(loaded, searched=searched)
     echo(to_json(answer) if as_json else report_table(answer, plan_path.stem))
@@ -124,7 +124,8 @@ def _memory_table(plan: "MemoryPlan", name: str) -> str:
     from asyncrl.runtime.machine import format_bytes
 
     rows = [["", f"each {'process' if plan.device == 'cpu' else f'{plan.device} device'}", "host"]]
-    for title, phase in (*((f"trainer, {phase.name}", phase) for phase in plan.trainer), ("one rollout", plan.rollout)):
+    trainer = ((f"trainer, {phase.name}", phase) for phase in plan.trainer)
+    for title, phase in (*trainer, ("one rollout", plan.rollout), ("broker", plan.broker)):
         rows.append([title, format_bytes(phase.device), format_bytes(phase.host)])
         for part in phase.parts:
             rows.append([f"  {part.name}", *(format_bytes(size) if size else "" for size in (part.device, part.host))])

@@ -18,6 +18,10 @@ from asyncrl.terminal import aligned, echo
 # The function that ``FILE`` or ``FILE:NAME`` means on a command line.
 
 
+REWARDS = ("compute_score", "score", "reward")
+"""Usual names of a reward function."""
+
+
 def full_name(given: str, usual: Sequence[str]) -> str:
     """
     The name as a run file has it: ``file.py:name``, ``module:name`` or a built-in name.
@@ -62,9 +66,12 @@ def reward() -> None:
 @click.argument("function", metavar="FUNCTION|CONFIG")
 @click.argument("data", metavar="[DATA]", type=PATH, required=False)
 @columns_options
-@click.option("--num", type=click.IntRange(1), default=5, show_default=True, help="Rows to try, from the first.")
+@click.option("--num", type=click.IntRange(1), help="Rows, spread over the data.  [default: 200; with --sample 16]")
+@click.option("--seconds", type=float, default=30.0, show_default=True, help="No further row is graded after them.")
 @click.option("--completion", "given", multiple=True, metavar="TEXT", help="Completion to grade; repeatable.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A setting of [reward] or [data].")
+@click.option("--sample", "is_sampled", is_flag=True, help="Grade what the model writes, 4 completions a prompt.")
+@click.option("--model", metavar="DIR", help="Model of --sample.  [default: that of CONFIG]")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A setting of the run file; repeatable.")
 @report_errors
 def try_reward(
     function: str,
@@ -72,8 +79,11 @@ def try_reward(
     prompt_column: str | None,
     answer_column: str | None,
     *,
-    num: int,
+    num: int | None,
+    seconds: float,
     given: tuple[str, ...],
+    is_sampled: bool,
+    model: str | None,
     overrides: tuple[str, ...],
 ) -> None:
     """
@@ -81,8 +91,9 @@ def try_reward(
 
     CONFIG is a run file (.toml), whose reward is tried on its training data. FUNCTION is file.py, file.py:name,
     module:name or a built-in name, and DATA parquet or JSONL, whose columns are guessed if they are not `prompt` and
-    `answer`. Without --completion each row is graded with its reference answer in three forms, with nothing, and with
-    nonsense as the completion. Exits with 1 if a verdict fails.
+    `answer`. Each row is graded with its reference answer in three forms, with nothing, and with nonsense as the
+    completion; or with each --completion; or, with --sample, with what the model writes, on which most faults depend.
+    Rows with a failed or slow verdict are named. Exits with 1 if a verdict fails.
 
     A function of your own is `def score(inputs)`, which gets a VerifierInput, verl's `def
     compute_score(data_source, solution_str, ground_truth, extra_info)`, or TRL's `def score(prompts, completions,
@@ -91,26 +102,39 @@ def try_reward(
 
     \b
     Example:
-      asyncrl reward try run.toml
+      asyncrl reward try run.toml --sample
       asyncrl reward try score.py:score train.parquet
-      asyncrl reward try gsm8k train.parquet --completion "#### 18" --set reward.options.method=flexible
+      asyncrl reward try gsm8k train.parquet --completion "#### 18" \\
+        --set reward.options.method=flexible
     """
+    from asyncrl.runtime.machine import require_train
     from asyncrl.runtime.model_files import with_local_copies
     from asyncrl.tools.plug_ins import reward as module
 
+    if is_sampled and given:
+        raise click.UsageError("--sample grades what the model writes, and --completion what you wrote: give one")
+    if (model is not None) > is_sampled:
+        raise click.UsageError("--model is for --sample")
     columns = named_columns(prompt_column, answer_column)
     if data is None:
         if columns:
             raise click.UsageError("--prompt-column and --answer-column are for DATA: a run file names its columns")
         if not function.endswith(".toml"):
             raise click.UsageError("Missing argument 'DATA': the dataset whose rows FUNCTION grades")
-        config = module.run_config(Path(function), overrides)
-        config = with_local_copies(config, partial(echo, err=True), has_weights=False)
+        named = [f"model.path={toml_value(model)}"] if model else []
+        config = module.run_config(Path(function), [*named, *overrides])
     else:
-        name = full_name(function, ("compute_score", "score", "reward"))
+        name = full_name(function, REWARDS)
         named = [f"data.{kind}_column={toml_value(column)}" for kind, column in columns.items()]
-        config = module.trial_config(name, data, echo, [*named, *overrides])
-    if not module.try_reward(config, num, given, echo):
+        if is_sampled and not model:
+            raise click.UsageError("--sample needs --model DIR beside FUNCTION and DATA: a run file names its model")
+        config = module.trial_config(name, data, echo, [*named, *overrides], model=model)
+    if data is None or is_sampled:
+        config = with_local_copies(config, partial(echo, err=True), has_weights=is_sampled)
+    if is_sampled:
+        require_train()
+        config = module.with_samples(config)
+    if not module.try_reward(config, num, given, echo, limit_s=seconds, is_sampled=is_sampled):
         sys.exit(RunFailed.exit_code)
 
 

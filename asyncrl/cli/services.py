@@ -125,7 +125,8 @@ def install(
     \b
     Example:
       asyncrl services install --systemd --config my.toml --user asyncrl
-      asyncrl services install --systemd --roles rollout --broker tcp://10.0.0.1:5570 --key node.key --run-dir runs/my
+      asyncrl services install --systemd --roles rollout \\
+        --broker tcp://10.0.0.1:5570 --key node.key --run-dir runs/my
       systemctl enable --now asyncrl.target
     """
     manager = _manager(is_systemd=is_systemd, is_supervisord=is_supervisord)
@@ -212,8 +213,10 @@ def uninstall(*, is_systemd: bool, is_supervisord: bool, folder: Path | None, fo
 
     \b
     Example:
-      systemctl disable --now asyncrl.target && asyncrl services uninstall --systemd
-      supervisorctl -c services/asyncrl.conf shutdown && asyncrl services uninstall --supervisord --to services
+      systemctl disable --now asyncrl.target && \\
+        asyncrl services uninstall --systemd
+      supervisorctl -c services/asyncrl.conf shutdown && \\
+        asyncrl services uninstall --supervisord --to services
     """
     manager = _manager(is_systemd=is_systemd, is_supervisord=is_supervisord)
     folder = _folder(folder, manager)

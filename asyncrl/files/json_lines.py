@@ -6,7 +6,7 @@ died or ran out of disk space: readers skip them, and the next writer removes th
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -51,18 +51,16 @@ class JsonLines:
         lines = self._lines(0)
         return [self._decode(line, f"line {number}") for number, line in enumerate(lines, start=1)]
 
-    def since(self, offset: int) -> list[tuple[dict[str, Any], int]]:
+    def since(self, offset: int) -> Iterator[tuple[dict[str, Any], int]]:
         """
-        Every complete line from ``offset`` on (0 or the end of an earlier line), each with the byte offset of its end.
+        Yield each complete line from ``offset`` on (0 or the end of an earlier line) with the byte offset of its end.
 
         Raises `LedgerError` as `read`, and if the file is shorter than ``offset``.
         """
-        found = []
         for line in self._lines(offset):
             record = self._decode(line, f"at byte {offset}")
             offset += len(line) + 1
-            found.append((record, offset))
-        return found
+            yield record, offset
 
     def first(self) -> dict[str, Any] | None:
         """First line; None if there is no complete one. Raises as `read`."""
@@ -79,11 +77,11 @@ class JsonLines:
             size = self.path.stat().st_size
         except FileNotFoundError:
             return None
-        lines = self._lines(max(size - num_bytes, 0))
+        lines = list(self._lines(max(size - num_bytes, 0)))
         is_whole = len(lines) > 1 or (lines and size <= num_bytes)
         return self._decode(lines[-1], "at its end") if is_whole else None
 
-    def _lines(self, offset: int) -> list[bytes]:
+    def _lines(self, offset: int) -> Iterator[bytes]:
         try:
             with self.path.open("rb") as file:
                 if file.seek(0, 2) < offset:
@@ -91,9 +89,12 @@ class JsonLines:
                         f"{self.path} has fewer than the {offset} bytes already read; it was replaced or cut short"
                     )
                 file.seek(offset)
-                return file.read().split(b"\n")[:-1]
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        return
+                    yield line[:-1]
         except FileNotFoundError:
-            return []
+            return
         except OSError as error:
             raise LedgerError(f"cannot read {self.path}: {error.strerror}; repair the disk or remove it") from error
 

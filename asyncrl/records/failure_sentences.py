@@ -16,10 +16,10 @@ SHOWN = 3
 """Causes that have a sentence of their own; the others are summed."""
 ATTEMPTS = {
     "reward": "attempts at a verdict",
-    "rollout": "completions",
-    "environment": "episodes",
+    "rollout": "attempts at a completion",
+    "environment": "attempts at an episode",
     "payload": "payloads",
-    "trainer": "batches",
+    "trainer": "attempts at a batch",
 }
 """Nouns for the attempts of a stage."""
 COUNTED_AS = {"environment": "rollout"}

@@ -26,9 +26,12 @@ time, and with ``run.share_with_group`` those of its group.
 """
 
 import glob
+import heapq
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -187,11 +190,15 @@ class RunDirectory:
     @classmethod
     def newest(cls, parent: Path, name: str) -> "RunDirectory | None":
         """The last one that `create` has made for ``name``; None if there is none."""
-        numbered = (path.name.removeprefix(f"{name}-") for path in parent.glob(f"{glob.escape(name)}-*"))
-        numbers = [int(number) for number in numbered if number.isdecimal()]
-        if numbers:
-            return cls(parent / f"{name}-{max(numbers)}")
-        return cls(parent / name) if (parent / name).is_dir() else None
+        found = cls.numbered(parent, name)
+        return cls(found[-1]) if found else None
+
+    @classmethod
+    def numbered(cls, parent: Path, name: str) -> list[Path]:
+        """Every directory that `create` has made for ``name``, in order."""
+        suffixes = (path.name.removeprefix(f"{name}-") for path in parent.glob(f"{glob.escape(name)}-*"))
+        later = sorted(int(number) for number in suffixes if number.isdecimal())
+        return [path for path in (parent / name, *(parent / f"{name}-{number}" for number in later)) if path.is_dir()]
 
     @classmethod
     def reopen(cls, path: Path) -> "RunDirectory":
@@ -248,10 +255,29 @@ class RunDirectory:
         return JsonLines(self.events).read()
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The metrics of every step, ordered by step; of a repeated step, the later line. Raises as `read_events`."""
-        lines = JsonLines(self.metrics).read()
-        by_step = {line["step"]: line for line in lines if isinstance(line.get("step"), int)}
-        return [by_step[step] for step in sorted(by_step)]
+        """The metrics of every step, as `each_step` yields them. Raises as `read_events`."""
+        return list(self.each_step())
+
+    def each_step(self, end: float = math.inf) -> Iterator[dict[str, Any]]:
+        """
+        Yield the metrics of every step in the first ``end`` bytes, ordered by step; of a repeated step, the later line.
+
+        Only repeated steps are held. Raises as `read_events`.
+        """
+        again = {step: line for step, line, is_new in self._numbered(end) if not is_new}
+        first = ((step, line) for step, line, is_new in self._numbered(end) if is_new and step not in again)
+        for _, line in heapq.merge(first, sorted(again.items(), key=itemgetter(0)), key=itemgetter(0)):
+            yield line
+
+    def _numbered(self, end: float) -> Iterator[tuple[int, dict[str, Any], bool]]:
+        """Yield each line of metrics.jsonl with its step, and whether that is higher than all before."""
+        highest = -1
+        for line, line_end in JsonLines(self.metrics).since(0):
+            if line_end > end:
+                return
+            if isinstance(step := line.get("step"), int):
+                yield step, line, step > highest
+                highest = max(highest, step)
 
     def write_summary(self, summary: RunSummary) -> None:
         """Write summary.json atomically. Raises `RunFailed` if the disk refuses the write."""

@@ -15,7 +15,7 @@ import math
 import os
 import time
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,8 @@ from asyncrl.files.lock import is_locked
 from asyncrl.records.evaluation_metrics import graded_reward
 from asyncrl.records.events import EventKind
 from asyncrl.records.formatting import counted, duration
-from asyncrl.records.measures import RECENT, Ends, Measures, ends_of, finite, measures
+from asyncrl.records.history import StepHistory
+from asyncrl.records.measures import RECENT, Ends, Measures, ends_of, finite
 from asyncrl.records.node_folder import node_folder
 from asyncrl.records.resuming import no_checkpoint
 from asyncrl.records.run_directory import RunDirectory, RunSummary
@@ -398,8 +399,8 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
     """Every value under its full key, such as ``schedule.staleness``."""
     summary: RunSummary | None
-    metrics: list[dict[str, Any]]
-    """One entry per step, in order."""
+    step_history: StepHistory
+    """Metrics of its steps."""
     events: list[dict[str, Any]]
     is_served: bool = False
     """A broker of this user on this machine serves the run, or `asyncrl run` is about to start one again."""
@@ -439,7 +440,12 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     @property
     def steps(self) -> int:
         """Optimizer steps done."""
-        return self.summary.steps if self.summary else len(self.metrics)
+        return self.summary.steps if self.summary else self.step_history.num_steps
+
+    @property
+    def metrics(self) -> Sequence[Mapping[str, Any]]:
+        """One entry per step, in order; of a long run that is followed, some of them, see `StepHistory`."""
+        return self.step_history.lines
 
     @property
     def planned(self) -> int | None:
@@ -456,10 +462,6 @@ class RunRecord(Struct, frozen=True, kw_only=True):
         return times[-1][1] if times else None
 
     @property
-    def metric_names(self) -> list[str]:
-        return list(dict.fromkeys(name for line in self.metrics for name in line))
-
-    @property
     def live_settings(self) -> dict[str, Any]:
         """Settings that were changed while the run went on, by full key, as they are by now."""
         return changed_settings(self.events)
@@ -467,7 +469,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     def changes(self) -> list[SettingChange]:
         """Settings that were changed while the run went on, in order."""
         return [
-            SettingChange(event["key"], event["value"], self.steps_at(time_s := _time_s(event)), time_s)
+            SettingChange(event["key"], event["value"], self.step_history.steps_at(time_s := _time_s(event)), time_s)
             for event in self._changes()
             if "key" in event and "value" in event
         ]
@@ -488,11 +490,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     def restarts(self) -> list[Restart]:
         """The times when a broker was started again, in order."""
         times_s = [_time_s(event) for event in self.events if event.get("event") == "run.resumed"]
-        return [Restart(self.steps_at(time_s), time_s) for time_s in times_s]
-
-    def steps_at(self, time_s: float) -> int:
-        """Optimizer steps done by then, in seconds since the run's start."""
-        return sum(done_s <= time_s for _, done_s in self.curve("time_s"))
+        return [Restart(self.step_history.steps_at(time_s), time_s) for time_s in times_s]
 
     @property
     def changed_s(self) -> float:
@@ -504,27 +502,17 @@ class RunRecord(Struct, frozen=True, kw_only=True):
         points = ((finite(line.get(x_key)), finite(line.get(key))) for line in self.metrics)
         return [(x, y) for x, y in points if x is not None and y is not None]
 
-    def mean(self, key: str, weight: str = "") -> float | None:
-        """Mean over steps, weighted by the metric ``weight`` if it was recorded; None if ``key`` was not recorded."""
-        pairs = self.curve(key, weight or "step")
-        total = sum(x for x, _ in pairs) if weight else 0.0
-        if total > 0:
-            return sum(x * y for x, y in pairs) / total
-        values = [y for _, y in self.curve(key)]
-        return sum(values) / len(values) if values else None
+    def mean(self, key: str) -> float | None:
+        """Mean over all steps, see `StepHistory.mean`."""
+        return self.step_history.mean(key)
 
     def ends(self, key: str) -> Ends | None:
         """Means of a metric over the first and the last steps, see `ends_of`."""
         return ends_of([value for _, value in self.curve(key)])
 
-    def total(self, key: str) -> float | None:
-        """Sum over steps; None if nothing was recorded."""
-        values = [y for _, y in self.curve(key)]
-        return sum(values) if values else None
-
     def measures(self, newest: int = 0) -> Measures:
         """Pace and staleness of all steps, or of the ``newest`` ones."""
-        return measures(self.metrics, newest)
+        return self.step_history.measures(newest)
 
     def evaluations(self) -> list[EvaluationEvent]:
         """Evaluations by version, see `evaluations_of`."""
@@ -561,7 +549,7 @@ def read_run(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunR
         name=path.resolve().name,
         config=read_settings(directory, notes),
         summary=_read(directory.read_summary, None, notes),
-        metrics=_read(directory.read_metrics, [], notes, "metrics.jsonl is missing or empty"),
+        step_history=StepHistory(_read(directory.read_metrics, [], notes, "metrics.jsonl is missing or empty")),
         events=_read(directory.read_events, [], notes, "events.jsonl is missing or empty"),
         is_served=is_running(directory),
         pictured=_read(partial(read_pictured_samples, directory.samples), [], notes),

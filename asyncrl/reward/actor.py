@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -39,7 +40,6 @@ from asyncrl.messages.trajectory import Prompt, Trajectory
 from asyncrl.messages.words import REWARD_ACTIVITIES, Activity
 from asyncrl.records.metrics import Sample, model_samples
 from asyncrl.reward.verifier import GroupMember, Verdict, VerifierInput, group_member, verifier_input
-from asyncrl.reward.workers.pool import WorkerPool
 from asyncrl.wire.files import MAX_VERDICT_BYTES, cut_by_bytes, verdict_bytes
 from asyncrl.wire.handshake import Connection
 from asyncrl.wire.occupancy import Occupancy
@@ -60,6 +60,19 @@ def most_open(config: Config) -> int:
     return max(MAX_OPEN, 2 * config.trajectories_per_group if config.reward.group else 0)
 
 
+class Judges(Protocol):
+    """Whoever judges for a `RewardActor`; each method raises `VerifierError` if there is no verdict."""
+
+    replaced: int
+    """Workers that were replaced."""
+
+    def __len__(self) -> int: ...
+
+    async def judge(self, inputs: VerifierInput) -> Verdict: ...
+
+    async def judge_group(self, members: list[GroupMember]) -> list[Verdict]: ...
+
+
 class _Stopped(Exception): ...  # cancels the tasks of the task group
 
 
@@ -76,7 +89,7 @@ class RewardActor:
     def __init__(
         self,
         *,
-        pool: WorkerPool,
+        pool: Judges,
         connection: Connection,
         on_drain: Callable[[], None] | None = None,
         max_open: int = MAX_OPEN,

@@ -23,7 +23,7 @@ class UserRequests:
         grace_s: Seconds without a request until rollouts continue.
     """
 
-    def __init__(self, grace_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, grace_s: float = 0.0, clock: Callable[[], float] = time.time) -> None:
         self._grace_s = grace_s
         self._clock = clock
         self._lock = threading.Lock()
@@ -35,8 +35,8 @@ class UserRequests:
         self._timer: asyncio.TimerHandle | None = None
         self._idle, self._busy = asyncio.Event(), asyncio.Event()
         self._idle.set()
-        self.since_s = clock()
-        """Clock time at which it became busy or idle."""
+        self.since = clock()
+        """Time of day at which it became busy or idle, by ``clock``."""
 
     @property
     def is_idle(self) -> bool:
@@ -96,7 +96,7 @@ class UserRequests:
         if self._num_in_hand and self.is_idle:
             self._idle.clear()
             self._busy.set()
-            self.since_s = self._clock()
+            self.since = self._clock()
             if self._make_way:
                 self._make_way()
         elif not self._num_in_hand and not self.is_idle and self._loop:
@@ -105,7 +105,7 @@ class UserRequests:
     def _become_idle(self) -> None:
         self._timer = None
         self._busy.clear()
-        self.since_s = self._clock()
+        self.since = self._clock()
         self._idle.set()
 
 

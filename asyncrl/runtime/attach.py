@@ -1,5 +1,5 @@
 """
-Embedding API: attaches an existing process, such as an inference server, to a run as a rollout.
+Embedding API: attaches an existing process, such as an inference server, to a run as a rollout, or as a reward node.
 
     host = Host()
     task = asyncio.create_task(attach(engine, "tcp://127.0.0.1:5570", "server-1", slots=64, host=host))
@@ -15,14 +15,18 @@ for weight transfers, and closes them when it ends. It installs no signal handle
 
 import asyncio
 import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from asyncrl.engine import Engine
-from asyncrl.errors import ConfigError, LinkError
+from asyncrl.errors import ConfigError, LinkError, VerifierError
 from asyncrl.log import get_logger
 from asyncrl.messages.words import WeightsVia
+from asyncrl.plug_in import describe
+from asyncrl.reward.actor import RewardActor
+from asyncrl.reward.verifier import GroupMember, Verdict, VerifierInput, verdict_of
 from asyncrl.runtime.rollout import Host, roll_out
 from asyncrl.runtime.sessions import NodeSession, RunNode, ToldToStop
 from asyncrl.wire.handshake import identity
@@ -118,3 +122,83 @@ async def _until_busy(node: RunNode, rolling: Awaitable[None], host: Host) -> bo
     finally:
         handing_back.cancel()
     return is_handed_back
+
+
+# ── rewards ───────────────────────────────────────────────────────────────────────────────────
+
+Grade = Callable[[VerifierInput], Awaitable[object]]
+"""Gives a number, or a dict with ``score``, as a reward function does."""
+
+
+class OwnJudge:
+    """A host's function in place of workers, with at most ``at_once`` calls that each may take ``timeout_s``."""
+
+    replaced = 0
+
+    def __init__(self, grade: Grade, at_once: int, timeout_s: float) -> None:
+        self._grade = grade
+        self._at_once = at_once
+        self._timeout_s = timeout_s
+        self._room = asyncio.Semaphore(at_once)
+
+    def __len__(self) -> int:
+        return self._at_once
+
+    async def judge(self, inputs: VerifierInput) -> Verdict:
+        """
+        Raises:
+            VerifierError: The function raised, took too long, or returned no verdict.
+        """
+        async with self._room:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return verdict_of(await self._grade(inputs))
+            except VerifierError:
+                raise
+            except TimeoutError as error:
+                raise VerifierError(f"the function took longer than {self._timeout_s:g} s", retryable=True) from error
+            except Exception as error:
+                raise VerifierError(f"the function raised {describe(error, __file__)}") from error
+
+    async def judge_group(self, members: list[GroupMember]) -> list[Verdict]:
+        raise VerifierError(f"this node compares no groups, such as one of {len(members)}")
+
+
+async def attach_reward(
+    grade: Grade,
+    address: str | os.PathLike[str],
+    name: str,
+    *,
+    at_once: int = 64,
+    key: str | os.PathLike[str] | None = None,
+    wait_s: float | None = None,
+) -> None:
+    """
+    Grade trajectories with ``grade``, in this process, until the run is over or the broker drains this node.
+
+    Its verdicts take the place of ``reward.function``'s for the trajectories that this node is given; other reward
+    nodes of the run get the rest. A broker that is lost is waited for, as in `attach`. Cancel the coroutine to leave.
+
+    Args:
+        grade: Awaited for each trajectory; it has ``reward.timeout_s`` of the run.
+        address, name, key, wait_s: As in `attach`.
+        at_once: Most calls at one time.
+
+    Raises:
+        ConfigError: ``address`` is not an address, there are no credentials for it, or the run compares groups.
+        LinkError: The broker does not answer within ``wait_s``.
+        LinkRefused: The broker rejects the node.
+    """
+    check_location(address := os.fspath(address), "address")
+    run = await find_run(address, Path(key) if key else None, wait_s)
+    node = RunNode(identity("reward", name), run, wait_s=wait_s, rejoin_on=LinkError)
+    with suppress(ToldToStop):
+        async for session in node.sessions():
+            reward = session.config.reward
+            if reward.group:
+                raise ConfigError(f"the run at {address} compares groups (reward.group): start asyncrl-node for it")
+            async with session:
+                judge = OwnJudge(grade, at_once, reward.timeout_s)
+                await session.serve(
+                    RewardActor(pool=judge, connection=session.connection(), on_drain=node.stopping.set)
+                )

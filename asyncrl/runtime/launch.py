@@ -237,6 +237,9 @@ def begun(config: Config, name: str) -> Path | None:
                 f"{value_in_words(value)}; {going_on} goes on with its own settings, and without --resume a new run "
                 f"begins"
             )
+    if others := RunDirectory.numbered(directory.path.parent, config.run.name or name)[:-1]:
+        newest = f"--resume goes on with {directory.path}, the newest of this name"
+        say(RunConsole(), f"{newest}; {command_line('asyncrl', 'resume', others[-1])} with the one before it")
     return directory.path
 
 

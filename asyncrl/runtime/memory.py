@@ -3,6 +3,7 @@ Memory that a run will need, against the memory that there is, before anything i
 
     trainer     load, step, publish, checkpoint, resume       `asyncrl.trainer.memory`
     rollout     weights, KV cache, staging                    here
+    broker      newest payloads, their index                  `asyncrl.spool.segments`
                          └─▶ each device's memory, and a machine's ─▶ fits, or one sentence with what to change
 
 Imports torch: a process that starts others asks in a process of its own.
@@ -23,6 +24,7 @@ from asyncrl.config.memory import EngineRoom, MemoryPart
 from asyncrl.config.run_file import with_backend
 from asyncrl.errors import ConfigError
 from asyncrl.runtime.machine import format_bytes
+from asyncrl.spool.segments import CACHE_BYTES, INDEX_BYTES, most_indexed
 from asyncrl.trainer.memory import Phase, TrainerMemory, phase
 from asyncrl.trainer.model.architecture import read_architecture
 from asyncrl.weights.contents.layout import ITEM_BYTES, Layout
@@ -32,6 +34,8 @@ Kind = Literal["cpu", "cuda", "npu"]
 
 LIBRARIES_HOST = 400 << 20
 """Memory of a process with torch and transformers, and nothing loaded. An estimate."""
+BROKER_HOST = 64 << 20
+"""Memory of a broker's process that has just begun. An estimate."""
 LIBRARIES_DEVICE = 1 << 30
 """Memory on a device that its context, collectives and kernels take. An estimate."""
 CGROUP = Path("/sys/fs/cgroup/memory.max")
@@ -51,6 +55,8 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
     """Rollouts on the trainer's machine."""
     trainer: list[Phase]
     rollout: Phase
+    broker: Phase
+    """Most that its process holds, with its spool, whatever the number of steps."""
     host: int
     """Memory of the trainer's machine, all in all."""
     problem: str
@@ -87,7 +93,8 @@ def plan_memory(config: Config, room: Room) -> MemoryPlan:
     rollout = _rollout(config, trainer, rollout_kind, room)
     rollout = phase(rollout.name, *rollout.parts, sleeper, _parked(config, trainer, rollout))
     fullest = max(phases, key=lambda each: each.device if kind == "cpu" else each.host)
-    host = _host_bytes(config, rollout_kind, phases, rollout)
+    broker = _broker(config)
+    host = _host_bytes(config, rollout_kind, phases, rollout) + broker.host
     return MemoryPlan(
         device=kind,
         rollout_device=rollout_kind,
@@ -95,11 +102,23 @@ def plan_memory(config: Config, room: Room) -> MemoryPlan:
         replicas=config.rollout.replicas,
         trainer=phases,
         rollout=rollout,
+        broker=broker,
         host=host,
         problem=_device_problem(kind, phases, "the trainer", room)
         or _device_problem(rollout_kind, [rollout], "a rollout", room)
         or _host_problem(host, [(kind, fullest), (rollout_kind, rollout)], room),
         assumptions=list(_assumptions(config, trainer)),
+    )
+
+
+def _broker(config: Config) -> Phase:
+    schedule = config.schedule
+    indexed = most_indexed(schedule.window * schedule.group_size)
+    return phase(
+        "broker",
+        MemoryPart(name="libraries", host=BROKER_HOST),
+        MemoryPart(name="newest payloads", host=CACHE_BYTES),
+        MemoryPart(name=f"index of {indexed:,} payloads", host=indexed * INDEX_BYTES),
     )
 
 

@@ -213,8 +213,8 @@ def with_local_copies(
             lora=replace(trainer.lora, path=model_folder(name, "trainer.lora.path", say, download, ADAPTER_FILES)),
         )
     train = _files(config.data.train_files, "data.train", say, download)
-    held_out = _files(config.data.held_out_files, "data.held_out", say, download)
-    if train != data.train_files or held_out != data.held_out_files:
+    held_out = [] if data.hold_out else _files(data.held_out_files, "data.held_out", say, download)
+    if [*train, *held_out] != [*data.train_files, *([] if data.hold_out else data.held_out_files)]:
         data = replace(data, train=train, held_out=held_out)
     return replace(config, model=model, critic=critic, trainer=trainer, data=data)
 

@@ -236,8 +236,8 @@ class RolloutHealth(Struct, frozen=True, kw_only=True):
 
     state: State
     """``waiting_for_broker`` also before `attach` is called; ``joining`` until the first weights have come."""
-    since_s: float
-    """`time.monotonic` at which the state began."""
+    since: float
+    """Time of day at which the state began, `time.time`."""
     policy_version: int = -1
     """Version the engine decodes with; -1 before the first weights."""
     in_hand: int = 0
@@ -259,7 +259,7 @@ class Host:
     """
 
     def __init__(
-        self, *, grace_s: float = 0.05, hand_back_s: float = 30.0, clock: Callable[[], float] = time.monotonic
+        self, *, grace_s: float = 0.05, hand_back_s: float = 30.0, clock: Callable[[], float] = time.time
     ) -> None:
         self.hand_back_s = hand_back_s
         self.users = UserRequests(grace_s, clock)
@@ -276,14 +276,14 @@ class Host:
     @property
     def health(self) -> RolloutHealth:
         """The rollout's health now; costs microseconds."""
-        generations, (state, since_s) = self._generations, self._state
+        generations, (state, since) = self._generations, self._state
         if state == "rolling_out" and not self.users.is_idle:
-            state, since_s = "paused_for_users", max(since_s, self.users.since_s)
+            state, since = "paused_for_users", max(since, self.users.since)
         elif state == "rolling_out":
-            since_s = max(since_s, self.users.since_s)
+            since = max(since, self.users.since)
         return RolloutHealth(
             state=state,
-            since_s=since_s,
+            since=since,
             policy_version=generations.policy_version if generations else -1,
             in_hand=generations.num_in_hand if generations else 0,
             num_tokens=self._earlier_tokens + (generations.calls.num_tokens if generations else 0),

@@ -110,8 +110,16 @@ class Shares:
 
 # ── segments ──────────────────────────────────────────────────────────────────────────────────
 
-SEGMENT_PAYLOADS = 16_384
-"""Payloads after which a segment is sealed: an index of half a kilobyte each is in memory until it is trimmed."""
+SEGMENT_PAYLOADS = 4096
+"""Payloads after which a segment is sealed: an index of `INDEX_BYTES` each is in memory until it is trimmed."""
+INDEX_BYTES = 512
+CACHE_BYTES = 64 << 20
+"""Most that a spool holds of the newest payloads, with what Python needs for them."""
+
+
+def most_indexed(num_open: int) -> int:
+    """Payloads indexed at most while ``num_open`` may still be trained: those, and the others of two segments."""
+    return num_open + 2 * SEGMENT_PAYLOADS
 
 
 class Segments:
@@ -129,7 +137,7 @@ class Segments:
         LedgerError: Another process has the directory open, or a segment is damaged; names the file and the offset.
     """
 
-    def __init__(self, directory: Path, *, segment_bytes: int = 256 << 20, cache_bytes: int = 64 << 20) -> None:
+    def __init__(self, directory: Path, *, segment_bytes: int = 256 << 20, cache_bytes: int = CACHE_BYTES) -> None:
         self.num_syncs = 0
         self.written_bytes = 0
         """Bytes of payloads appended since opening."""

@@ -165,7 +165,11 @@ def eval_config(
         "run.seed": seed,
     }
     if data:
-        options |= {"data.train": list(data), "data.held_out": list(data)}  # train is not read, but required
+        options |= {
+            "data.train": list(data),
+            "data.held_out": list(data),
+            "data.hold_out": 0,
+        }  # train is not read, but required
     if reward:
         raw["reward"] = {key: value for key, value in raw.get("reward", {}).items() if key in ("workers", "timeout_s")}
         options["reward.function"] = reward
@@ -177,7 +181,7 @@ def eval_config(
     evaluation = raw["evaluation"]
     if evaluation.get("samples", 1) != 1 and temperature is None and not evaluation.get("temperature"):
         evaluation["temperature"] = 1.0  # with greedy decoding all completions of a prompt would be equal
-    if not raw.get("data", {}).get("held_out"):
+    if not {*raw.get("data", {})} & {"held_out", "hold_out"}:
         raise ConfigError("no prompts to evaluate the model on: give --data FILE, or a --config with data.held_out")
     is_given = evaluation.get("max_tokens") or "max_tokens" in raw.get("sampling", {})
     config = decode(raw)

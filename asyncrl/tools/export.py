@@ -231,6 +231,7 @@ SETTINGS = {
     "seed": "run.seed",
     "training data": "data.train",
     "held-out data": "data.held_out",
+    "prompts held out of the training data": "data.hold_out",
 }
 """Row label to config key."""
 
@@ -394,7 +395,7 @@ def _results(record: RunRecord, policy_version: int, *, is_best: bool) -> list[s
             lines += [f"{shared_sentence(*shared)}: of these the accuracy is not that of unseen prompts.", ""]
     if policy_version not in found:
         lines += [f"The run did not evaluate version {policy_version}, which this model is.", ""]
-    return lines if record.config.get("data.held_out") else []
+    return lines if record.config.get("data.held_out") or record.config.get("data.hold_out") else []
 
 
 def _metric_rows(columns: list[EvaluationEvent], limit: int | None) -> list[list[str]]:

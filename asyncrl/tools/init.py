@@ -30,7 +30,7 @@ from asyncrl.runtime.check_architecture import MEMORY, examine
 from asyncrl.runtime.machine import TRAIN, CheckLine, Devices, find, missing_packages
 from asyncrl.runtime.model_files import model_folder, model_name
 from asyncrl.terminal import command_line
-from asyncrl.tools.plug_ins.reward import attempt, read_rows, run_config, summary_lines
+from asyncrl.tools.plug_ins.reward import attempt, completions, read_rows, run_config, summary_lines
 from asyncrl.weights.groups.device import installed_version
 
 DEPTH = 3
@@ -58,6 +58,8 @@ class DataFound(Struct, frozen=True):
     """Tokens of the longest prompt, counted; or estimated from its characters."""
     is_counted: bool
     num_bad: int
+    num_prompts: int
+    """Different ones."""
     as_chat: bool = False
     """Prompts are texts, to which the model's chat template should be applied."""
 
@@ -66,7 +68,7 @@ class Findings(Struct, frozen=True):
     model: ModelFound
     data: DataFound
     held_out: list[str]
-    """Files that may be the held-out one; it is known if there is one alone."""
+    """Files that may be the held-out one; it is known if there is one alone, and otherwise prompts are held out."""
     devices: Devices
     cores: int
     has_vllm: bool
@@ -136,6 +138,7 @@ def find_data(
         longest_prompt=longest,
         is_counted=load_count is not None,
         num_bad=len(inspection.bad),
+        num_prompts=len(set(inspection.keys)),
         as_chat=as_chat,
     )
 
@@ -181,8 +184,8 @@ def _only(found: Sequence[str], what: str, option: str, advice: str) -> str:
 #
 # Settings that have good defaults are left out. Each one that is written says why it has its value.
 
-SMALL, MEDIUM = 10_000_000, 500_000_000
-"""Parameters up to which a model learns with the larger learning rates."""
+TOY, SMALL, MEDIUM = 1_000_000, 10_000_000, 500_000_000
+"""Parameters up to which any machine has the memory, and up to which a model learns with the larger learning rates."""
 SHARED_MEMORY = 0.4
 """Part of the only device's memory that vLLM takes beside the trainer."""
 GROUP_SIZE = 8
@@ -195,11 +198,24 @@ CPU_FLOPS, TOKEN_FLOPS = 3e10, 8
 Operations of a core in a second, and of a parameter for each token: two to sample it, six to train on it. An estimate
 for products of small batches in float32.
 """
-LESS_MEMORY = {
-    "max_tokens_per_micro_batch": "of one pass; more takes more memory, and on CPUs no less time",
+ROLLOUT = {
+    "engine": "it is installed here, and samples fastest",
+    "device": "what the drivers list",
+    "replicas": "processes that sample",
+    "threads": "cores of each, so that they leave the trainer its own",
+    "vllm.gpu_memory_utilization": "of the device, which the trainer needs too",
+}
+TRAINER = {
+    "device": "what the drivers list",
+    "ranks": "devices that train",
+    "threads": "half of the cores",
+    "max_tokens_per_micro_batch": "of one pass; more needs more memory, and on CPUs no less time",
     "gradient_checkpointing": "recomputes activations, for which the memory is too small",
 }
-"""Reasons of settings of the trainer."""
+"""Reasons of settings of the rollouts and of the trainer."""
+
+FEWEST_TO_SPLIT, MOST_HELD_OUT = 80, 256
+"""Prompts from which some are held out, and how many at most."""
 
 HEAD = """\
 # Written by `asyncrl init`. Paths are relative to the folder that asyncrl is run in, not to the folder of this file.
@@ -289,16 +305,19 @@ def render(found: Findings, chosen: Choices, reward: str) -> str:
             _line("max_tokens", chosen.max_tokens, "longest completion: raise it first if `len` comes near ..."),
             f"{'':<29} # ... and lower it first if a step takes too long",
         ],
-        "rollout": [f"# {chosen.placement}", *(_line(key, value) for key, value in chosen.rollout.items())],
+        "rollout": [
+            f"# {chosen.placement}",
+            *(_line(key, value, ROLLOUT[key]) for key, value in chosen.rollout.items()),
+        ],
         "reward": [_line("function", reward, _why(reward, found.data.data_sources))],
         "trainer": [
-            *(_line(key, value, LESS_MEMORY.get(key, "")) for key, value in chosen.trainer.items()),
+            *(_line(key, value, TRAINER[key]) for key, value in chosen.trainer.items()),
             _line("lr", chosen.lr, "lower it if the reward collapses, raise it if nothing moves"),
             _line("warmup_steps", 10, "the first gradients have the most noise"),
         ],
         "checkpoint": [_line("every_steps", 10, "a killed trainer continues from the newest one")],
     }
-    off = "" if len(found.held_out) == 1 else "# "
+    off = "" if len(found.held_out) == 1 or _hold_out(found.data) else "# "
     sections["checkpoint"].append(
         off + _line("keep_best", True, "for `export --step best`; needs every_versions to be a multiple of every_steps")
     )
@@ -312,8 +331,8 @@ def render(found: Findings, chosen: Choices, reward: str) -> str:
 def _data(found: Findings, chosen: Choices) -> list[str]:
     data, columns = found.data, found.data.columns
     counted = "counted by the tokenizer" if data.is_counted else "estimated as half of its characters"
-    lines = [_line("train", data.path, f"{data.num_rows:,} rows"), _held_out_line(found.held_out)]
-    lines.append(_line("prompt_column", columns.prompt))
+    lines = [_line("train", data.path, f"{data.num_rows:,} rows"), _held_out_line(found)]
+    lines.append(_line("prompt_column", columns.prompt, "what the model reads"))
     if data.as_chat:
         lines.append(_line("as_chat", True, "prompts are texts: the model's chat template is applied to each"))
     if columns.answer:
@@ -324,13 +343,20 @@ def _data(found: Findings, chosen: Choices) -> list[str]:
     return [*lines, _line("max_prompt_tokens", chosen.max_prompt_tokens, longest)]
 
 
-def _held_out_line(found: Sequence[str]) -> str:
-    if len(found) == 1:
-        return _line("held_out", found[0], "never trained on; its accuracy is measured")
-    file = found[0] if found else "FILE"
-    others = f"or {', '.join(found[1:])}; " if found else ""
-    why = f"{others}without it, no accuracy is measured on prompts that are not trained on"
-    return "# " + _line("held_out", file, why)
+def _held_out_line(found: Findings) -> str:
+    files = found.held_out
+    if len(files) == 1:
+        return _line("held_out", files[0], "never trained on; its accuracy is measured")
+    if number := _hold_out(found.data):
+        or_file = f"; or name a file as held_out: {', '.join(files)}" if files else ""
+        return _line("hold_out", number, f"prompts of it, never trained on; their accuracy is measured{or_file}")
+    why = "without it, no accuracy is measured on prompts that are not trained on"
+    return "# " + _line("held_out", files[0] if files else "FILE", why)
+
+
+def _hold_out(data: DataFound) -> int:
+    """Prompts to hold out where no file is for evaluation: a tenth; 0 of so few that an accuracy would say nothing."""
+    return min(data.num_prompts // 10, MOST_HELD_OUT) if data.num_prompts >= FEWEST_TO_SPLIT else 0
 
 
 STUB = '''"""
@@ -390,7 +416,15 @@ TRIED_ROWS = 3
 Say = Callable[[str], None]
 
 
-def write_files(folder: Path, model: str | None, data: str | None, columns: Mapping[str, str], say: Say) -> None:
+def write_files(
+    folder: Path,
+    model: str | None,
+    data: str | None,
+    columns: Mapping[str, str],
+    say: Say,
+    *,
+    own_reward: str = "",
+) -> None:
     """
     Write the files to ``folder``, and say what was found and what comes next.
 
@@ -398,6 +432,7 @@ def write_files(folder: Path, model: str | None, data: str | None, columns: Mapp
         model: Model directory; None looks for one.
         data: Dataset; None looks for one.
         columns: ``prompt`` and ``answer``, as far as the user named them.
+        own_reward: The reward, such as ``score.py:score``; empty takes a built-in one or writes a stub.
 
     Raises:
         ConfigError: Something cannot be found out, or a file is in the way. Nothing is written then.
@@ -406,22 +441,28 @@ def write_files(folder: Path, model: str | None, data: str | None, columns: Mapp
     _refuse_existing(run_file)
     found = _found(model, data, columns, say)
     has_route = not unrouted(Reward(), found.data.data_sources)
-    reward = "auto" if has_route else f"{reward_file}:score"
+    reward = own_reward or ("auto" if has_route else f"{reward_file}:score")
+    is_stub = not own_reward and not has_route
+    if is_stub and reward_file.exists():
+        raise ConfigError(
+            f"{reward_file} exists, and is left alone: name it with --reward {reward_file}, move it away, or name "
+            f"another folder"
+        )
     chosen, memory = fit(found, choose(found), reward)
     written = {run_file: render(found, chosen, reward)}
-    if not has_route:
+    if is_stub:
         written[reward_file] = STUB.replace("RUN_FILE", str(run_file))
     _write(written)
     say(f"devices   {chosen.placement}")
     say(f"memory    {memory}")
     config = run_config(run_file)
-    rows = read_rows(config, TRIED_ROWS)
+    rows = [(draw, completions(draw.prompt, ())) for draw in read_rows(config, TRIED_ROWS)]
     first, *rest = summary_lines(attempt(config, rows))
     for line in (f"reward    {reward}, tried on {len(rows)} rows: {first}", *rest):
         say(line)
     say(f"wrote     {', '.join(map(str, written))}")
     say("next:")
-    tries = [("reward", "try", run_file)] if reward_file in written else []
+    tries = [] if reward == "auto" else [("reward", "try", run_file)]
     for command in (*tries, ("run", run_file, "--dry-run"), ("run", run_file)):
         say(f"  {command_line('asyncrl', *command)}")
 
@@ -435,6 +476,8 @@ def fit(found: Findings, chosen: Choices, reward: str) -> tuple[Choices, str]:
     """
     if missing := missing_packages(TRAIN):
         return chosen, f"not checked: {', '.join(missing)} not installed here"
+    if found.model.num_parameters <= TOY and not found.devices.ids:
+        return chosen, "not checked for a model as small as this; --dry-run does"
     line = _checked(render(found, chosen, reward))
     if line.name == MEMORY and line.state == "bad":
         chosen = replace(chosen, trainer=chosen.trainer | {"gradient_checkpointing": True})
@@ -459,15 +502,16 @@ def _found(model: str | None, data: str | None, columns: Mapping[str, str], say:
     say(f"model     {found_model.path}: {found_model.num_parameters:,} parameters, {positions} positions")
 
     def load_count() -> CountTokens:
-        from asyncrl.runtime.checks import readers
+        from asyncrl.runtime.checks import readers, token_count
 
-        return readers(Path(found_model.path), Data(train=""))[0]
+        path = Path(found_model.path)
+        return token_count(path, {}) or readers(path, Data(train=""))[0]
 
     loads = None if missing_packages(TRAIN) else load_count
     found_data = find_data(data, columns, loads, has_template=found_model.has_template)
     say(f"data      {_described(found_data)}")
     held_out = find_held_out(found_data.path)
-    say(f"held out  {_held_out(held_out)}")
+    say(f"held out  {_held_out(found_data, held_out)}")
     devices, cores = find_machine(os.environ)
     has_vllm = any(installed_version(name) for name in ENGINES["vllm"].packages)
     return Findings(found_model, found_data, held_out, devices, cores, has_vllm)
@@ -502,7 +546,10 @@ def _described(data: DataFound) -> str:
     return f"{data.path}: {data.num_rows:,} rows{bad}; {data.columns}; {length}{form}"
 
 
-def _held_out(found: Sequence[str]) -> str:
-    if len(found) > 1:
-        return f"could be any of {', '.join(found)}: name one as data.held_out"
-    return found[0] if found else "none found: name a file as data.held_out"
+def _held_out(data: DataFound, files: Sequence[str]) -> str:
+    if len(files) == 1:
+        return files[0]
+    several = f"could be any of {', '.join(files)}" if files else "no file found"
+    if number := _hold_out(data):
+        return f"{several}: {number} of {data.num_prompts:,} prompts of {data.path} (data.hold_out), never trained on"
+    return f"{several}: name one as data.held_out"

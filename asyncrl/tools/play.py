@@ -81,6 +81,8 @@ def try_config(
     for key, value in (("model.path", model), ("run.seed", seed), ("data.held_out", data)):
         if value is not None:
             put(raw, key, value, where=f"option for {key}")
+    if data is not None:
+        raw["data"].pop("hold_out", None)
     for override in overrides:
         override_one(raw, override)
     put(raw, "data.train", raw.get("data", {}).get("train") or NO_DATA, where="data.train")
@@ -102,7 +104,7 @@ def row_prompts(config: Config, rows: Sequence[int]) -> list[tuple[Prompt, list[
     if file == NO_DATA:
         raise ConfigError("no prompt to begin with: give --prompt TEXT, --data FILE, or a --config with data")
     with closing(ImageStore(Path(gettempdir()))) as images:
-        stream = held_out_stream(replace(config.data, held_out=file), 0, images.add)
+        stream = held_out_stream(replace(config.data, held_out=file, hold_out=0), 0, images.add)
         usable = len(stream.summary.usable)
         if beyond := [row for row in rows if not 0 <= row < usable]:
             raise ConfigError(f"--row is {beyond[0]}, expected 0 .. {usable - 1}, a usable row of {file}")

@@ -1,5 +1,6 @@
 """Output and errors of the commands of `asyncrl`."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ import click
 import pytest
 
 from asyncrl import __main__ as entry
-from asyncrl.cli.main import main
+from asyncrl.cli.main import TASKS, main
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.version import VERSION
 from tests.cli.invoke import asyncrl
@@ -22,6 +23,25 @@ def test_h_is_help_everywhere():
 
 def test_version():
     assert VERSION in asyncrl("--version").output
+
+
+def test_help_lists_every_command_once_by_its_task():
+    told = [name for names in TASKS.values() for name in names]
+    assert sorted(told) == sorted(main.commands)
+    lines = asyncrl("--help").output.splitlines()
+    assert [line.split()[0] for line in lines if re.match(r"  [a-z]+(-[a-z]+)*  ", line)] == told
+
+
+def pages(command: click.Command, *words: str) -> Iterator[tuple[str, ...]]:
+    yield words
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            yield from pages(below, *words, name)
+
+
+@pytest.mark.parametrize("words", list(pages(main)), ids=" ".join)
+def test_help_fits_a_terminal_of_80_columns(words):
+    assert [line for line in asyncrl(*words, "--help").output.splitlines() if len(line) > 80] == []
 
 
 def _commands(group: str) -> set[str]:
@@ -149,7 +169,7 @@ def lacking(name):
 
 importlib.metadata.version = lacking
 sys.modules.update(dict.fromkeys(hidden))
-from asyncrl.cli.main import main
+from asyncrl.cli.main import TASKS, main
 main()
 """
 

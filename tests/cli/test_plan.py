@@ -52,7 +52,7 @@ def run_file(tmp_path: Path) -> Path:
 
 
 def test_the_page_is_written_to_the_given_file(toy, tmp_path):
-    result = asyncrl("plan", toy, "--no-search", "--picture", tmp_path / "toy.html")
+    result = asyncrl("plan", toy, "--picture", tmp_path / "toy.html")
     assert result.exit_code == 0
     assert "<svg" in (tmp_path / "toy.html").read_text()
     assert result.stderr == f"simulating\n{tmp_path / 'toy.html'}\n"
@@ -67,7 +67,7 @@ def test_a_contradictory_plan_is_refused_in_one_sentence(toy):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["plan", "--memory", "--picture", "x.html"], "--picture and --no-search are not for --memory; remove them"),
+        (["plan", "--memory", "--picture", "x.html"], "--picture and --search are not for --memory; remove them"),
         (["plan", "--device-memory", "80GB"], "--device-memory is for --memory; add it, or remove both"),
         (
             ["run", "--device-memory", "80GB"],
@@ -86,7 +86,7 @@ def test_options_that_nothing_would_read_are_refused(run_file, arguments, senten
 
 
 def test_the_table_has_step_time_speed_up_idle_shares_staleness_and_the_best_split(toy):
-    result = asyncrl("plan", toy)
+    result = asyncrl("plan", toy, "--search")
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["colocated", "synchronous", "2", "0", "1", "12", "1.00x", "16.7", "%", "83.3", "%", "2", "0.00/0"] in lines
@@ -99,7 +99,7 @@ def test_the_table_has_step_time_speed_up_idle_shares_staleness_and_the_best_spl
 
 
 def test_json_has_the_same_numbers(toy):
-    answer = json.loads(asyncrl("plan", toy, "--json", "--no-search", "--set", "staleness=0").stdout)
+    answer = json.loads(asyncrl("plan", toy, "--json", "--set", "staleness=0").stdout)
     assert answer["planned"]["step_s"] == pytest.approx(14)
     assert answer["found"] is None
 

@@ -21,7 +21,7 @@ from asyncrl.data.prompts import (
     resolve_steps,
     train_stream,
 )
-from asyncrl.errors import DataError
+from asyncrl.errors import ConfigError, DataError
 
 
 def test_the_order_of_an_epoch_never_changes() -> None:
@@ -389,3 +389,33 @@ def test_only_rows_that_are_trained_on_count(rows: Path) -> None:
 def test_without_epochs_no_file_is_read() -> None:
     config = decode({"model": {"path": "m"}, "data": {"train": "absent"}})
     assert resolve_steps(config) is config
+
+
+# ── held out of the training data ─────────────────────────────────────────────────────────────
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.integers(0, 30), min_size=2), st.data())
+def test_prompts_are_held_out_with_all_their_repetitions_and_evaluated_once(
+    tmp_path: Path, numbers: list[int], drawn: st.DataObject
+) -> None:
+    different = len(set(numbers))
+    hold_out = drawn.draw(st.integers(1, max(different - 1, 1)))
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(f'{{"prompt": "{n}?", "answer": "{n}"}}\n' for n in numbers))
+    data = Data(train=str(path), hold_out=hold_out)
+    if different == 1:
+        with pytest.raises(DataError, match=r"data\.hold_out is 1, and data\.train has 1 different prompts"):
+            train_stream(data, 0)
+        return
+    held_out = [prompt.text for prompt in held_out_stream(data, 0).prompts()]
+    trained = [prompt.text for prompt in train_stream(data, 0).prompts()]
+    assert (len(held_out), len(set(held_out))) == (hold_out, hold_out)
+    assert sorted(trained) == sorted(f"{n}?" for n in numbers if f"{n}?" not in held_out)
+    path.write_text("".join(f'{{"prompt": "{n}?", "answer": "{n}"}}\n' for n in reversed(numbers)))
+    assert {prompt.text for prompt in held_out_stream(data, 0).prompts()} == set(held_out), "whatever their order"
+
+
+def test_a_file_and_a_number_of_held_out_prompts_are_refused_together(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.held_out names 'b'.*data\.hold_out takes 3 prompts.*remove one"):
+        Data(train="a", held_out="b", hold_out=3).check()

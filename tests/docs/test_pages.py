@@ -6,13 +6,17 @@ name are settings, and their Python imports what there is.
 import ast
 import asyncio
 import importlib
+import json
 import re
 import shlex
 import shutil
 import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
 
 import click
 import msgspec
@@ -103,6 +107,71 @@ def test_the_python_of_a_page_imports_what_there_is(page: Path) -> None:
             if isinstance(found, ast.ImportFrom) and (found.module or "").startswith("asyncrl"):
                 module = importlib.import_module(found.module or "")
                 assert all(hasattr(module, name.name) for name in found.names), ast.unparse(found)
+
+
+def test_the_rooms_of_the_readme_stand_in_the_order_of_their_imports() -> None:
+    """A room imports only from rooms below it."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(one["layers"] for one in contracts if one["type"] == "layers")
+    floors = {name.removeprefix("asyncrl."): i for i, layer in enumerate(layers) for name in layer.split(" | ")}
+    (tree,) = (block for block in blocks(ROOT / "README.md", "") if block.startswith("asyncrl/ "))
+    rooms = re.findall(r"^  (\w+)(?:/|\.py) ", tree, re.MULTILINE)
+    assert len(rooms) > 15
+    assert [floors[room] for room in rooms] == sorted(floors[room] for room in rooms)
+
+
+def test_the_output_of_a_command_that_a_page_shows_is_what_it_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text(blocks(ROOT / "docs/algorithms.md", "python")[0])
+    page = (ROOT / "docs/own-run.md").read_text(encoding="utf-8")
+    command, shown = next(
+        (commands, text)
+        for commands, text in re.findall(r"```sh\n([^`]*)```\n+```\n([^`]*)```", page)
+        if "loss" in commands
+    )
+    done = CliRunner().invoke(main, shlex.split(command, comments=True)[1:])
+    assert done.output == shown
+
+
+def test_the_first_environment_reads_what_the_row_beside_it_has() -> None:
+    page = ROOT / "docs/environments.md"
+    (row,) = (json.loads(found) for found in re.findall(r"echo '(\{.*\})' >", page.read_text(encoding="utf-8")))
+    names: dict[str, Any] = {}
+    exec(blocks(page, "python")[0], names)
+    task = SimpleNamespace(extra={name: value for name, value in row.items() if name not in ("prompt", "answer")})
+    asyncio.run(names["Boxes"]().reset(task))
+
+
+VALUED = ("-c", "-r", "-d", "--dest", "--wheel-dir", "--index-url", "--extra-index-url", "-i")
+"""Options of pip with a value, which pip looks up nowhere."""
+REQUIREMENT = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*(\[[a-z0-9,-]+\])?([=<>]=[0-9.]+)?")
+
+
+def packages(text: str) -> list[str]:
+    """Packages and folders of every pip command in a text."""
+    found = []
+    for command in re.findall(r"\bpip (?:install|wheel|download)\b([^`#;&|\n]*)", text):
+        given = shlex.split(command)
+        values = {after for option, after in pairwise(given) if option in VALUED}
+        found += [word for word in given if not word.startswith("-") and word not in values]
+    return found
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"], ids=lambda page: page.name)
+def test_whatever_pip_is_told_to_install_is_a_package_of_its_own_name_or_a_path_that_begins_as_one(page: Path) -> None:
+    """A folder's bare name is looked up on PyPI, and a stranger's package of that name is fetched and its code run."""
+    for given in packages(page.read_text(encoding="utf-8")):
+        assert given.startswith((".", "/")) or REQUIREMENT.fullmatch(given), f"{given}: begin a path with ./"
+
+
+def test_a_path_that_looks_like_a_name_is_noticed() -> None:
+    text = (
+        "pip wheel --wheel-dir dist asyncrl/checkout\n`pip install -c a/b.txt ./mine 'x[y]'` pip install CHECKOUT # a/b"
+    )
+    assert packages(text) == ["asyncrl/checkout", "./mine", "x[y]", "CHECKOUT"]
+    assert [bool(REQUIREMENT.fullmatch(given)) for given in packages(text)] == [False, False, True, False]
 
 
 # ── run ───────────────────────────────────────────────────────────────────────────────────────

@@ -92,29 +92,29 @@ def test_a_damaged_line_is_reported_with_its_number(tmp_path: Path, damage: byte
 
 def test_since_returns_the_lines_after_an_offset(tmp_path: Path) -> None:
     lines = JsonLines(tmp_path / "metrics.jsonl")
-    assert lines.since(0) == []
+    assert list(lines.since(0)) == []
     lines.append({"step": 1})
     lines.append({"step": 2})
     (_, first), (_, second) = lines.since(0)
-    assert lines.since(first) == [({"step": 2}, second)]
-    assert lines.since(second) == []
+    assert list(lines.since(first)) == [({"step": 2}, second)]
+    assert list(lines.since(second)) == []
     with lines.path.open("ab") as file:
         file.write(b'{"step": 3')
-    assert lines.since(second) == [], "the line is not complete yet"
+    assert list(lines.since(second)) == [], "the line is not complete yet"
 
 
 def test_a_damaged_line_is_reported_with_its_byte_offset(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"a": 1}\n{]\n')
     with pytest.raises(LedgerError, match=r"metrics\.jsonl at byte 9 is not a JSON object"):
-        JsonLines(path).since(9)
+        list(JsonLines(path).since(9))
 
 
 def test_a_file_shorter_than_the_offset_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"a": 1}\n')
     with pytest.raises(LedgerError, match=r"metrics\.jsonl has fewer than the 10 bytes already read"):
-        JsonLines(path).since(10)
+        list(JsonLines(path).since(10))
 
 
 def test_the_first_and_the_last_complete_line_are_read_without_the_rest(tmp_path: Path) -> None:

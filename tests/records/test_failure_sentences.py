@@ -17,11 +17,14 @@ from asyncrl.records.failure_sentences import AFTER_A_TURN, BIAS, OTHERS, Raised
             "ValueError at raises.py:3 in 41 of 88 attempts at a verdict (47 %), such as 'cannot parse aifd'",
         ),
         ("reward: the function raised Weird (a.py:3)", "Weird at a.py:3 in 41 of 88 attempts at a verdict (47 %)"),
-        ("rollout: step raised OSError: full (env.py:5)", "OSError at env.py:5 in 41 completions, such as 'full'"),
+        (
+            "rollout: step raised OSError: full (env.py:5)",
+            "OSError at env.py:5 in 41 attempts at a completion, such as 'full'",
+        ),
         ("reward: the function raised ZeroDivisionError", "ZeroDivisionError in 41 of 88 attempts at a verdict (47 %)"),
         ("reward: the function raised Weird: on Mondays", "Weird in 41 of 88 attempts at a verdict (47 %): on Mondays"),
         ("reward: it took longer than 10 s", "41 of 88 attempts at a verdict (47 %) failed: it took longer than 10 s"),
-        ("rollout: EngineError: out of memory", "EngineError in 41 completions: out of memory"),
+        ("rollout: EngineError: out of memory", "EngineError in 41 attempts at a completion: out of memory"),
         ("spool: gone", "41 attempts (spool) failed: gone"),
     ],
 )
@@ -33,7 +36,7 @@ def test_the_most_frequent_causes_come_first_and_the_rest_is_summed() -> None:
     counts = {"reward: a b": 1, "reward: ValueError: no": 1200, "rollout: closed": 3, "x: y": 2, "x: z": 2}
     assert sentences(counts, {"reward": 5000}) == [
         "ValueError in 1,200 of 5,000 attempts at a verdict (24 %): no",
-        "3 completions failed: closed",
+        "3 attempts at a completion failed: closed",
         "2 attempts (x) failed: y",
         "3 more for 2 other causes",
     ]
@@ -56,8 +59,8 @@ def test_failures_that_may_depend_on_what_the_policy_wrote_are_told_to_be_a_bias
 
 
 def test_an_episode_is_one_of_the_completions() -> None:
-    assert sentences({"environment: closed": 3}, {"rollout": 12}) == ["3 of 12 episodes (25 %) failed: closed"]
-    assert sentences({"environment: closed": 1}, {}) == ["1 episode failed: closed"]
+    assert sentences({"environment: closed": 3}, {"rollout": 12}) == ["3 of 12 attempts at an episode (25 %) failed: closed"]
+    assert sentences({"environment: closed": 1}, {}) == ["1 attempt at an episode failed: closed"]
 
 
 def test_causes_beyond_the_first_ones_are_summed_with_the_rest_however_many_they_are() -> None:
@@ -85,7 +88,7 @@ def test_a_long_reason_keeps_the_place() -> None:
 
 
 def test_one_failure_is_singular() -> None:
-    assert sentences({"trainer: boom": 1}, {}) == ["1 batch failed: boom"]
+    assert sentences({"trainer: boom": 1}, {}) == ["1 attempt at a batch failed: boom"]
     assert sentences({"reward: boom": 1}, {}) == ["1 attempt at a verdict failed: boom"]
 
 

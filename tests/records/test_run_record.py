@@ -99,20 +99,6 @@ def test_only_finite_numbers_are_points(tmp_path: Path) -> None:
     assert read_run(tmp_path).curve("kl") == [(0, 0.1), (5, 0.6)]
 
 
-def test_a_mean_may_be_weighted(tmp_path: Path) -> None:
-    """(1 s x 0.1 + 3 s x 0.5) / 4 s = 0.4."""
-    directory = RunDirectory(tmp_path)
-    directory.append_metrics({"step": 0, "step_s": 1.0, "wait_trainer": 0.1})
-    directory.append_metrics({"step": 1, "step_s": 3.0, "wait_trainer": 0.5})
-    record = read_run(tmp_path)
-
-    assert record.mean("wait_trainer", "step_s") == pytest.approx(0.4)
-    assert record.mean("wait_trainer") == pytest.approx(0.3)
-    assert record.mean("wait_trainer", "nothing") == pytest.approx(0.3)
-    assert record.mean("nothing") is None
-    assert record.total("step_s") == 4.0
-
-
 def test_a_version_evaluated_again_counts_once(make_run: MakeRun) -> None:
     directory = make_run()
     directory.append_event("eval.finished", policy_version=10, accuracy=0.8, num_prompts=64)

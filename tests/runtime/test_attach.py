@@ -13,12 +13,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncrl.config.config import to_json
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, VerifierError
+from asyncrl.messages.rollout import Offer
 from asyncrl.messages.session import Bye, Hello, Ready, Welcome
 from asyncrl.messages.spool import Put
 from asyncrl.messages.trajectory import Trajectory
 from asyncrl.messages.wire import CODEC, PROTOCOL
-from asyncrl.runtime.attach import attach
+from asyncrl.reward.verifier import Verdict, VerifierInput
+from asyncrl.runtime.attach import OwnJudge, attach, attach_reward
 from asyncrl.runtime.rollout import Host
 from asyncrl.testing import FakeEngine
 from asyncrl.weights.contents.layout import Layout
@@ -215,3 +217,54 @@ def test_a_cancelled_node_leaves_no_socket_thread_or_child_behind() -> None:
 def test_an_address_that_is_none_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="address is 'localhost:5570': expected tcp://HOST"):
         asyncio.run(attach(FakeEngine(num_tokens=3), "localhost:5570", "server-1", slots=4))
+
+
+# ── a grading service ─────────────────────────────────────────────────────────────────────────
+
+INPUTS = VerifierInput(
+    prompt="2+2=", completion="4", answer="4", data_source="", extra={}, finish_reason="stop", num_tokens=1
+)
+
+
+async def right(inputs: VerifierInput) -> dict[str, float]:
+    return {"score": float(inputs.completion == inputs.answer)}
+
+
+def test_a_grading_service_joins_as_a_reward_node_and_leaves_when_cancelled() -> None:
+    async def scene() -> None:
+        broker = ZmqHub("ipc://*", CODEC)
+        try:
+            async with asyncio.timeout(60.0):
+                attached = asyncio.create_task(attach_reward(right, broker.address, "grader-1"))
+                peer, hello = await received(broker, Hello)
+                assert isinstance(hello, Hello)
+                assert (hello.role, hello.node) == ("reward", "grader-1")
+                broker.send(peer, Welcome(1, "runs/x", to_json(CONFIG), only_spool("ipc:///none"), beat_s=0.05))
+                await received(broker, Offer)
+                attached.cancel()
+                await asyncio.wait([attached])
+                await received(broker, Bye)
+        finally:
+            await broker.aclose()
+
+    asyncio.run(scene())
+
+
+def test_a_service_gives_the_verdicts_of_its_own_function_and_no_reward_for_a_failure() -> None:
+    async def broken(inputs: VerifierInput) -> float:
+        raise KeyError(inputs.answer)
+
+    async def slow(inputs: VerifierInput) -> float:
+        await asyncio.Event().wait()
+        return float(inputs.num_tokens)
+
+    async def wrong(inputs: VerifierInput) -> str:
+        return inputs.answer
+
+    async def verdict(grade: Any) -> Verdict:
+        return await OwnJudge(grade, at_once=2, timeout_s=0.01).judge(INPUTS)
+
+    assert asyncio.run(verdict(right)) == Verdict(1.0, {"correct": 1.0})
+    for grade, cause in ((broken, "raised KeyError: '4'"), (slow, "took longer than 0.01 s"), (wrong, "returned '4'")):
+        with pytest.raises(VerifierError, match=cause):
+            asyncio.run(verdict(grade))

@@ -15,6 +15,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.runtime import memory
 from asyncrl.runtime.memory import LIBRARIES_HOST, Room, check_memory, parse_bytes, plan_memory, room_here
+from asyncrl.spool.segments import CACHE_BYTES, INDEX_BYTES, most_indexed
 from asyncrl.trainer.memory import Phase
 from tests.conftest import make_vision_model
 
@@ -175,6 +176,13 @@ def test_sizes_have_a_unit() -> None:
     for text in ("80", "80G", "0GB", "GB"):
         with pytest.raises(ConfigError, match=r"--x is .*expected a number of bytes with a unit, such as 80GB"):
             parse_bytes(text, "--x")
+
+
+def test_a_broker_is_planned_with_all_that_its_spool_may_hold(run: Any) -> None:
+    plan = plan_memory(run(schedule={"groups_per_step": 2, "group_size": 4, "staleness": 1.0}), NONE)
+    assert part(plan.broker, "newest payloads") == CACHE_BYTES
+    assert plan.broker.parts[-1].host == most_indexed(2 * 2 * 4) * INDEX_BYTES
+    assert plan.host > plan.broker.host > CACHE_BYTES
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])

@@ -65,7 +65,7 @@ class Clock:
 
 
 def test_before_attach_it_waits_for_the_broker() -> None:
-    assert Host(clock=Clock()).health == RolloutHealth(state="waiting_for_broker", since_s=0.0)
+    assert Host(clock=Clock()).health == RolloutHealth(state="waiting_for_broker", since=0.0)
 
 
 def test_a_state_keeps_its_time_until_another_one_begins() -> None:
@@ -75,7 +75,7 @@ def test_a_state_keeps_its_time_until_another_one_begins() -> None:
     for now_s, state in [(1.0, "joining"), (2.0, "joining"), (3.0, "rolling_out"), (4.0, "ended")]:
         clock.now_s = now_s
         host.enter(state)  # type: ignore[arg-type]
-        times.append((host.health.state, host.health.since_s))
+        times.append((host.health.state, host.health.since))
     assert times == [("joining", 1.0), ("joining", 1.0), ("rolling_out", 3.0), ("ended", 4.0)]
 
 
@@ -90,10 +90,10 @@ def test_users_pause_a_rollout_that_rolls_out_and_no_other() -> None:
         host.enter("rolling_out")
         clock.now_s = 5.0
         with host.user_request():
-            assert (host.health.state, host.health.since_s) == ("paused_for_users", 5.0)
+            assert (host.health.state, host.health.since) == ("paused_for_users", 5.0)
             clock.now_s = 6.0
         await host.users.until_idle()
-        assert (host.health.state, host.health.since_s) == ("rolling_out", 6.0)
+        assert (host.health.state, host.health.since) == ("rolling_out", 6.0)
 
     asyncio.run(scene())
 

@@ -14,7 +14,7 @@ from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trajectory import TrajectorySummary, Unit
 from asyncrl.spool.segment_writer import Entry, Place, scan, segment_path
-from asyncrl.spool.segments import COPIED_BYTES, ENTRY_BYTES, PayloadCache, Segments, Shares, remove
+from asyncrl.spool.segments import COPIED_BYTES, ENTRY_BYTES, PayloadCache, Segments, Shares, most_indexed, remove
 
 
 def cached(cache: PayloadCache, segment: int, offset: int) -> bytes | None:
@@ -392,6 +392,20 @@ def test_a_segment_is_sealed_by_the_number_of_its_payloads_too(tmp_path: Path, m
     assert segments.num_segments == 3
     segments.trim(2)
     assert len(segments) == 1
+    segments.close()
+
+
+def test_the_index_has_a_bound_that_no_number_of_payloads_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Payloads that may still be trained are the newest ten: what is trimmed lies below the segment of the oldest."""
+    monkeypatch.setattr("asyncrl.spool.segments.SEGMENT_PAYLOADS", 7)
+    segments, places = Segments(tmp_path), []
+    for number in range(100):
+        places += segments.append([(entry(number), memoryview(b"tiny"))])
+        segments.sync()
+        assert len(segments) <= most_indexed(num_open=10)
+        segments.trim(places[-10:][0].segment)
     segments.close()
 
 

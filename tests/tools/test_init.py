@@ -44,6 +44,23 @@ def test_a_data_source_with_a_verifier_needs_no_stub() -> None:
     assert not Path("mine/reward.py").exists()
 
 
+def test_prompts_are_held_out_of_data_without_a_held_out_file() -> None:
+    Path("train.jsonl").write_text("".join(f'{{"question": "{n}?", "answer": "{n}"}}\n' for n in range(100)))
+    said: list[str] = []
+    write_files(Path(), None, None, {}, said.append)
+    assert load_config(Path("run.toml")).data.hold_out == 10
+    assert "held out  no file found: 10 of 100 prompts of train.jsonl (data.hold_out), never trained on" in said
+
+
+def test_a_reward_of_ones_own_takes_the_place_of_the_stub_and_is_tried() -> None:
+    Path("reward.py").write_text("def score(inputs):\n    return 0.5\n")
+    said: list[str] = []
+    write_files(Path(), None, None, {}, said.append, own_reward="reward.py:score")
+    assert load_config(Path("run.toml")).reward.function == "reward.py:score"
+    assert Path("reward.py").read_text().endswith("0.5\n")
+    assert any("reward.py:score, tried on 2 rows" in line for line in said)
+
+
 @pytest.mark.parametrize("name", ["run.toml", "reward.py"])
 def test_nothing_is_overwritten(name: str) -> None:
     Path(name).write_text("mine")

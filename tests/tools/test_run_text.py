@@ -19,7 +19,9 @@ from asyncrl.tools.init import STUB, DataFound, Findings, ModelFound, choose, fi
 CPU = Devices("cpu")
 FOUND = Findings(
     ModelFound("models/base", 150_000, 4096),
-    DataFound("train.parquet", 100, Columns("question", "answer"), ["sums"], 44, is_counted=True, num_bad=0),
+    DataFound(
+        "train.parquet", 100, Columns("question", "answer"), ["sums"], 44, is_counted=True, num_bad=0, num_prompts=60
+    ),
     ["test.parquet"],
     CPU,
     2,
@@ -40,6 +42,8 @@ def test_every_run_file_is_accepted(num_devices: int, has_vllm: bool, held_out: 
         "question",
     )
     assert config.checkpoint.keep_best == (len(held_out) == 1)
+    settings = [line for line in render(found, choose(found), "reward.py:score").splitlines() if " = " in line]
+    assert [line for line in settings if " # " not in line] == [], "every setting says why"
     if num_devices > 1:
         assert config.trainer.ranks + config.rollout.replicas == num_devices
     assert config.trainer.device == devices.kind
@@ -84,7 +88,8 @@ def checked(monkeypatch: pytest.MonkeyPatch, problem: str) -> list[bool | str]:
 
 def test_activations_are_recomputed_if_the_check_of_a_dry_run_wants_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = checked(monkeypatch, "the run needs 34 GiB")
-    chosen, said = fit(FOUND, choose(FOUND), "auto")
+    larger = replace(FOUND, model=ModelFound("models/base", 2_000_000, 4096))
+    chosen, said = fit(larger, choose(larger), "auto")
     assert (asked, said) == ([False, True], "fits: 9 GiB of 23")
     assert "gradient_checkpointing = true # recomputes" in render(FOUND, chosen, "auto")
 
@@ -113,7 +118,7 @@ def test_what_needs_attention_is_said_where_it_is_set() -> None:
 
 
 def test_without_held_out_data_its_settings_are_there_and_commented_out() -> None:
-    found = replace(FOUND, held_out=["test.parquet", "val.parquet"])
+    found = replace(FOUND, held_out=["test.parquet"] * 2)
     lines = render(found, choose(found), "auto").splitlines()
     commented = [
         line.removeprefix("# ") for line in lines if line.startswith(("# held_out", "# keep_best", "# [", "# every"))
@@ -124,7 +129,18 @@ def test_without_held_out_data_its_settings_are_there_and_commented_out() -> Non
         "[evaluation]",
         "every_versions = 10",
     ]
-    assert "or val.parquet; without it, no accuracy is measured" in commented[0]
+    assert "without it, no accuracy is measured" in commented[0]
+
+
+@pytest.mark.parametrize("held_out", [[], ["test.parquet", "val.parquet"]])
+def test_without_one_held_out_file_a_tenth_of_the_prompts_is_held_out(held_out: list[str]) -> None:
+    many = replace(FOUND, data=replace(FOUND.data, num_prompts=1000), held_out=held_out)
+    text = render(many, choose(many), "auto")
+    config = decode(tomllib.loads(text))
+    assert (config.data.hold_out, config.data.held_out, config.checkpoint.keep_best) == (100, "", True)
+    assert all(name in text for name in held_out)
+    more = replace(many, data=replace(many.data, num_prompts=10**6))
+    assert "hold_out = 256 " in render(more, choose(more), "auto")
 
 
 def test_the_chat_template_is_applied_to_texts() -> None:

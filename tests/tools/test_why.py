@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from asyncrl.errors import LedgerError
+from asyncrl.records.history import StepHistory
 from asyncrl.records.run_record import RunRecord
 from asyncrl.records.times import NodeTimes, TimesLine
 from asyncrl.tools.why import attribute, explain
@@ -134,7 +135,7 @@ def a_record(*lines: TimesLine) -> RunRecord:
         name="mine",
         config={"schedule.staleness": 0.0, "schedule.groups_per_step": 4},
         summary=None,
-        metrics=[{"step": step} for step in range(3)],
+        step_history=StepHistory({"step": step} for step in range(3)),
         events=[],
         pictured=[],
         times=list(lines),

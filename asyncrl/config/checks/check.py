@@ -296,7 +296,7 @@ def _check_answers(config: Config) -> None:
 def _check_goal(config: Config) -> None:
     if not config.run.stop_when:
         return
-    if not config.data.held_out:
+    if not config.data.held_out_files:
         raise ConfigError("run.stop_when is judged by evaluations on data.held_out, which is empty; name a file")
     if not config.evaluation.every_versions:
         raise ConfigError(
@@ -311,7 +311,7 @@ def _check_best(config: Config) -> None:
         if checkpoint.best_metric != Checkpoint().best_metric:
             raise ConfigError("checkpoint.best_metric is only read with keep_best=true; remove it")
         return
-    if not config.data.held_out:
+    if not config.data.held_out_files:
         raise ConfigError("checkpoint.keep_best compares checkpoints on data.held_out, which is empty; name a file")
     if checkpoint.keep < 2:
         raise ConfigError(
@@ -345,7 +345,7 @@ def _check_weights(config: Config) -> None:
             f"weights.staging='bucket' replaces weights while decoding is paused, which rollout.engine="
             f"{config.rollout.engine!r} cannot do; use staging='whole'"
         )
-    if config.data.held_out:
+    if config.data.held_out_files:
         raise ConfigError(
             "weights.staging='bucket' replaces the weights of every rollout at each publish, but evaluation on "
             "data.held_out pins the version of one rollout; leave data.held_out empty, or use staging='whole'"

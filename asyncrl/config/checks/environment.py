@@ -195,7 +195,7 @@ def _check_device(config: Config) -> None:
 def _check_bounded(config: Config) -> None:
     """Raise `ConfigError` unless top-k is set, by which some engines bound the size of a mask."""
     evaluation, bounds = config.evaluation, {"sampling.top_k": config.sampling.top_k}
-    if config.data.held_out and evaluation.temperature:
+    if config.data.held_out_files and evaluation.temperature:
         bounds["evaluation.top_k"] = evaluation.top_k
     for key, top_k in bounds.items():
         if not top_k:

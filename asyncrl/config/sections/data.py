@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.sections.section import Count, Limit, Ratio, Section, listed
+from asyncrl.config.sections.section import Count, Limit, Natural, Ratio, Section, listed
 from asyncrl.errors import ConfigError
 from asyncrl.messages.words import Truncation
 
@@ -29,7 +29,12 @@ class Data(Section, frozen=True, kw_only=True):
     small file with a large ratio is repeated more often. Empty: the files are one dataset.
     """
     held_out: str | list[str] = ""
-    """File or files of evaluation prompts, never trained on; empty switches evaluation off [val_files]."""
+    """File or files of evaluation prompts, never trained on; without, see ``hold_out`` [val_files]."""
+    hold_out: Natural = 0
+    """
+    Number of prompts of ``train`` that are evaluated in place of a file's, and never trained on: nor is a row that
+    repeats one of them. A digest of their texts chooses them, the same ones in every run; 0 switches evaluation off.
+    """
     prompt_column: str = "prompt"
     """
     Column of the prompt: a text or a list of chat messages. In this and each other column, ``problem.text`` is the key
@@ -100,14 +105,19 @@ class Data(Section, frozen=True, kw_only=True):
 
     @property
     def held_out_files(self) -> list[str]:
-        return listed(self.held_out)
+        return self.train_files if self.hold_out else listed(self.held_out)
 
     def check(self) -> None:
         """Raise `ConfigError` for the first contradiction between settings of the section."""
         files = self.train_files
         if not files:
             raise ConfigError("data.train is empty; name a parquet or JSONL file")
-        for key, named in (("train", files), ("held_out", self.held_out_files)):
+        if self.hold_out and self.held_out:
+            raise ConfigError(
+                f"data.held_out names {listed(self.held_out)[0]!r}, and data.hold_out takes {self.hold_out} prompts of "
+                f"data.train in place of a file: remove one of them"
+            )
+        for key, named in (("train", files), ("held_out", listed(self.held_out))):
             if twice := [path for path in named if named.count(path) > 1]:
                 raise ConfigError(f"data.{key} names {twice[0]!r} twice; for more of a file set data.ratios")
         if self.ratios and len(self.ratios) != len(files):

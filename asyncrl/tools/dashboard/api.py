@@ -12,13 +12,15 @@ Answers of the dashboard about its runs, as JSON. Blocking: the application call
     GET api/runs/0/events?kind=node.lost          events by cause; with group=ID those of one
     GET api/runs/0/settings                       every setting
     GET api/runs/0/samples?reward_min=1           a page of samples by their numbers
+    GET api/runs/0/newest                         the newest of them
     GET api/runs/0/excerpts?split=&file=&rows=    beginnings of texts
     GET api/runs/0/group?split=&file=&group=      every sample of a group, whole
     GET api/runs/0/picture?split=&file=&group=&number=
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +28,7 @@ import msgspec
 
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
+from asyncrl.records.history import MOST_LINES, EventHistory, StepHistory
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.run_record import RunRecord, is_run, is_running, labels, read_settings, silent_s
 from asyncrl.records.times import KINDS, Kind, kind_of
@@ -33,7 +36,7 @@ from asyncrl.similar_path import did_you_mean
 from asyncrl.tools.dashboard import cluster_view, comparison, overview, sample_index, sample_view, timeline
 from asyncrl.tools.dashboard.cluster_view import EventQuery
 from asyncrl.tools.dashboard.query import Query, RefusedAnswer
-from asyncrl.tools.dashboard.sample_index import SampleIndex, SampleQuery
+from asyncrl.tools.dashboard.sample_index import NEWEST_STEPS, SampleIndex, SampleQuery
 from asyncrl.tools.dashboard.sample_view import TokenTexts
 from asyncrl.tools.dashboard.time_bands import TimesFile, bands_of_metrics
 from asyncrl.tools.dashboard.timeline import TimelineQuery
@@ -44,7 +47,8 @@ from asyncrl.tools.dashboard.timeline import TimelineQuery
 #     metrics.jsonl, events.jsonl ─ new lines ─┐
 #     config.toml, summary.json ─ if changed ──┴─▶ record: RunRecord      times.jsonl ─▶ times      samples/ ─▶ samples
 #
-# A damaged or missing file becomes a note, as in `read_run`.
+# A damaged or missing file becomes a note, as in `read_run`. What is kept does not grow with the run, see
+# `asyncrl.records.history`, but for the index of all samples while somebody looks at their page.
 
 T = TypeVar("T")
 Signature = tuple[int, int] | None
@@ -66,15 +70,18 @@ class FollowedRun:
         self.revision = 0
         """Number of changes noticed."""
         self.rewrites = 0
-        """Times that a step was recorded again or a file was replaced, so that what was read before no longer holds."""
-        self.events: list[dict[str, Any]] = []
+        """
+        Times that a step was recorded again, steps were left out or a file was replaced, so that what was read before
+        no longer holds.
+        """
         self.num_lost = 0
         """Nodes that are gone and not back."""
         self.samples = SampleIndex(directory.samples)
+        self.newest = SampleIndex(directory.samples, newest=NEWEST_STEPS)
         self.times = TimesFile(directory.times)
         self._wall_clock = wall_clock
-        self._steps: dict[int, dict[str, Any]] = {}
-        self._metrics: list[dict[str, Any]] = []
+        self._history = StepHistory(most=MOST_LINES)
+        self._events = EventHistory()
         self._config: dict[str, Any] = {}
         self._texts: TokenTexts | None = None
         self._summary: RunSummary | None = None
@@ -101,18 +108,28 @@ class FollowedRun:
 
     @property
     def record(self) -> RunRecord:
-        """Everything that was read, without samples."""
+        """The run as it was read, without samples, until the next `refresh`."""
         return RunRecord(
             name=self.name,
             config=self._config,
             summary=self._summary,
-            metrics=self._metrics,
-            events=self.events,
+            step_history=self._history,
+            events=self._events.events,
             is_served=is_running(self.directory),
             pictured=[],
             silent_s=silent_s(self.directory, self._wall_clock),
             notes=list(self._notes.values()),
         )
+
+    def every_event(self) -> list[dict[str, Any]]:
+        """Every event, with those that the record leaves out: read anew, as far as the file can be read."""
+        if self._events.is_whole:
+            return self._events.events
+        found = []
+        with suppress(LedgerError):  # `refresh` has noted it.
+            for event, _ in JsonLines(self.directory.events).since(0):
+                found.append(event)
+        return found
 
     @property
     def texts(self) -> TokenTexts:
@@ -145,37 +162,45 @@ class FollowedRun:
         self._summary = self._noted(self.directory.summary, self.directory.read_summary, None)
 
     def _read_metrics(self) -> None:
-        for line in self._new_lines(self.directory.metrics, self._steps.clear):
-            step = line.get("step")
-            if not isinstance(step, int):
-                continue
-            self.rewrites += bool(self._steps) and step <= next(reversed(self._steps))
-            self._steps[step] = line
-        if list(self._steps) != (ordered := sorted(self._steps)):
-            self._steps = {step: self._steps[step] for step in ordered}
-        self._metrics = list(self._steps.values())
+        metrics = self.directory.metrics
+        if self._is_cut(metrics):
+            self._history = StepHistory(most=MOST_LINES)
+        history, stride, is_repeated = self._history, self._history.stride, False
+        for line in self._new_lines(metrics):
+            if isinstance(step := line.get("step"), int):
+                is_repeated |= bool(history.lines) and step <= history.lines[-1]["step"]
+                if not is_repeated:
+                    history.add(line)
+        if is_repeated:  # Sums take nothing back.
+            self._history = StepHistory(self.directory.each_step(self._offsets[metrics]), most=MOST_LINES)
+        self.rewrites += is_repeated or history.stride > stride
 
     def _read_events(self) -> None:
-        # A new list: what was handed out in a record stays as it was.
-        before: list[dict[str, Any]] = list(self.events)
-        self.events = before
-        before.extend(self._new_lines(self.directory.events, before.clear))
-        self.num_lost = len(cluster_view.gone(before))
+        if self._is_cut(self.directory.events):
+            self._events = EventHistory()
+        for event in self._new_lines(self.directory.events):
+            self._events.add(event)
+        self.num_lost = len(cluster_view.gone(self._events.events))
 
-    def _new_lines(self, path: Path, forget: Callable[[], None]) -> list[dict[str, Any]]:
-        seen = self._seen[path]
-        if self._offsets[path] > (seen[1] if seen else 0):  # replaced, or cut short
-            self._offsets[path] = 0
-            self.rewrites += 1
-            forget()
-        found: list[tuple[dict[str, Any], int]] = self._noted(
-            path, lambda: JsonLines(path).since(self._offsets[path]), []
-        )
-        if found:
-            self._offsets[path] = found[-1][1]
-        elif not self._offsets[path]:
+    def _new_lines(self, path: Path) -> Iterator[dict[str, Any]]:
+        self._notes.pop(path.name, None)
+        try:
+            for line, end in JsonLines(path).since(self._offsets[path]):
+                self._offsets[path] = end
+                yield line
+        except LedgerError as error:
+            self._notes[path.name] = str(error)
+        if not self._offsets[path]:
             self._notes.setdefault(path.name, f"{path.name} is missing or empty")
-        return [line for line, _ in found]
+
+    def _is_cut(self, path: Path) -> bool:
+        """True if the file was replaced, or cut short; it is then read from its beginning."""
+        seen = self._seen[path]
+        if self._offsets[path] <= (seen[1] if seen else 0):
+            return False
+        self._offsets[path] = 0
+        self.rewrites += 1
+        return True
 
     def _noted(self, path: Path, read: Callable[[], T], default: T) -> T:
         self._notes.pop(path.name, None)
@@ -235,6 +260,7 @@ class Api:
                 "settings": cluster_view.settings(run.record),
             },
             "samples": self._samples,
+            "newest": self._newest_samples,
             "excerpts": self._excerpts,
             "group": self._group,
         }
@@ -305,20 +331,21 @@ class Api:
         start = query.count("start", 0, most=10**9)
         if query.count("rewrites", 0, most=10**9) != run.rewrites or start > len(run.record.metrics):
             start = 0
-        return {"start": start, "rewrites": run.rewrites, "columns": cluster_view.columns(run.record, start)}
+        columns, every = cluster_view.columns(run.record, start), run.record.step_history.stride
+        return {"start": start, "rewrites": run.rewrites, "every": every, "columns": columns}
 
     def _histograms(self, run: FollowedRun, _: Query) -> Any:
-        run.samples.advance(SHORT_S)
-        return cluster_view.histograms(run.samples)
+        run.newest.advance(SHORT_S)
+        return cluster_view.histograms(run.newest)
 
     def _cluster(self, run: FollowedRun, _: Query) -> Any:
         run.times.advance(SHORT_S)
-        run.samples.advance(SHORT_S)
+        run.newest.advance(SHORT_S)
         bands = run.times.bands
         record = run.record
-        nodes = cluster_view.nodes(run.events, bands, run.samples.newest_version(), is_over=record.is_over)
+        nodes = cluster_view.nodes(record.events, bands, run.newest.newest_version(), is_over=record.is_over)
         return {
-            "is_partial": run.times.is_behind or run.samples.num_waiting > 0,
+            "is_partial": run.times.is_behind or run.newest.num_waiting > 0,
             "sentence": overview.cluster_sentence(record, nodes),
             "nodes": nodes,
             "has_times": bool(bands.nodes),
@@ -336,18 +363,19 @@ class Api:
             "read": round(run.times.read_share, 3),
             "num_damaged": run.times.num_damaged,
             "kinds": kinds(bands.activities),
-            **timeline.timeline(bands, run.events, wanted),
+            **timeline.timeline(bands, run.every_event(), wanted),
         }
 
     def _events(self, run: FollowedRun, query: Query) -> Any:
         wanted = EventQuery(kind=query.text("kind"), node=query.text("node"), text=query.text("text"))
         if group := query.text("group"):
-            return {"events": cluster_view.members(run.events, wanted, group)}
+            return {"events": cluster_view.members(run.every_event(), wanted, group)}
+        events = run.every_event()
         return {
             "sentence": overview.events_sentence(run.record),
-            "groups": cluster_view.groups(run.events, wanted),
-            "kinds": sorted({str(event.get("event")) for event in run.events}),
-            "num_events": len(run.events),
+            "groups": cluster_view.groups(events, wanted),
+            "kinds": sorted({str(event.get("event")) for event in events}),
+            "num_events": len(events),
         }
 
     def _samples(self, run: FollowedRun, query: Query) -> Any:
@@ -355,6 +383,10 @@ class Api:
         run.samples.advance()
         page = msgspec.structs.asdict(sample_index.page(run.samples, wanted))
         return {"sentence": overview.samples_sentence(run.record), **page}
+
+    def _newest_samples(self, run: FollowedRun, _: Query) -> Any:
+        run.newest.advance(SHORT_S)
+        return {"rows": sample_index.page(run.newest, SampleQuery(ranges={})).rows}
 
     def _excerpts(self, run: FollowedRun, query: Query) -> Any:
         rows = query.text("rows").split(",")

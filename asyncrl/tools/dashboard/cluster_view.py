@@ -32,7 +32,7 @@ ANY = 1e-3
 
 class NodeView(NodeRecord, kw_only=True):
     version: int | None = None
-    """Newest policy version in the samples that it wrote."""
+    """Newest policy version in the samples that it wrote in the newest steps."""
     shares: dict[str, float] = {}
     """Part of 1 of its recent time by activity, the largest first."""
     use: dict[str, float] = {}
@@ -96,20 +96,18 @@ def role_order(role: str) -> tuple[int, str]:
 # ── curves ────────────────────────────────────────────────────────────────────────────────────
 # The numbers of every step as columns, and histograms of the newest samples.
 
-HISTOGRAM_STEPS = 50
-"""Newest steps whose samples a histogram counts."""
 BINS = 24
 
 
 def columns(record: RunRecord, start: int) -> dict[str, list[float | None]]:
-    """Every metric from the ``start``-th recorded step on; None where a step has none."""
+    """Every metric from the ``start``-th kept step on; None where a step has none."""
     lines = record.metrics[start:]
-    return {name: [_shown_number(line.get(name)) for line in lines] for name in record.metric_names}
+    return {name: [_shown_number(line.get(name)) for line in lines] for name in record.step_history.names}
 
 
 def histograms(index: SampleIndex) -> dict[str, dict[str, Any]]:
-    """Histograms of staleness, reward and length, of the samples of the newest steps."""
-    newest = index.newest(HISTOGRAM_STEPS)
+    """Histograms of staleness, reward and length, of the samples of an index."""
+    newest = index.columns
     steps = newest["step"]
     found: dict[str, Any] = {
         "files_waiting": index.num_waiting,

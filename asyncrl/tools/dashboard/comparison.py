@@ -14,7 +14,8 @@ from asyncrl.tools.report.charts import interval
 
 NAMES = ("run.name", "run.dir")
 """Settings that say which run it is, and nothing about it."""
-HELD_OUT = "data.held_out"
+HELD_OUT = ("data.held_out", "data.hold_out")
+"""Settings of which prompts are evaluated; with the second, `data.train` is, too."""
 NUM_NAMED = 3
 """Settings that are named, and have a column."""
 FASTER = 1.5
@@ -45,7 +46,9 @@ def compare(records: Sequence[RunRecord]) -> RunComparison:
     different = differing(records)
     steps = {progress(record.status, record.steps, record.planned).lower() for record in records}
     done = f"{len(records)} runs{f', all {next(iter(steps))}' if len(steps) == 1 else ''}{_well(records)}."
-    verdict, because, best = _accuracy(records, HELD_OUT in different)
+    is_held_out = any(record.config.get("data.hold_out") for record in records)
+    decisive = (*HELD_OUT, "data.train") if is_held_out else HELD_OUT
+    verdict, because, best = _accuracy(records, is_other_data=not different.keys().isdisjoint(decisive))
     return RunComparison(
         doing=f"{done} {_differ(different)}",
         verdict=verdict,
@@ -102,7 +105,7 @@ def _range(key: str, values: Sequence[str]) -> str:
     return f" ({ordered[0]} to {ordered[-1]})"
 
 
-def _accuracy(records: Sequence[RunRecord], is_other_data: bool) -> tuple[str, str, int | None]:
+def _accuracy(records: Sequence[RunRecord], *, is_other_data: bool) -> tuple[str, str, int | None]:
     """Verdict by the held-out accuracy of the last evaluations, its reason, and the place of the best run if any."""
     last = {place: found[-1] for place, record in enumerate(records) if (found := record.evaluations())}
     if len(last) < 2:

@@ -286,7 +286,7 @@ def samples_sentence(record: RunRecord) -> str:
 def tiles(record: RunRecord, whole: Measures) -> list[Tile]:
     """The headline numbers, always the same ones, with spans that an end does not change; ``whole``: of all steps."""
     rewards, all_steps = record.ends("reward"), f"mean of {_all_steps(record)}"
-    gap = record.summary.logprob_gap_mean if record.summary else record.mean("logprob_gap_mean", "logprob_gap_tokens")
+    gap = record.summary.logprob_gap_mean if record.summary else record.mean("logprob_gap_mean")
     now = record.measures(RECENT)
     base, accuracy, failed = record.accuracies()
     length, cut = _recent(record, "length_mean"), _recent(record, "truncated")
@@ -519,7 +519,7 @@ def _silence(record: RunRecord) -> str:
 
 
 def _time_left(record: RunRecord) -> str:
-    total, done = record.planned, len(record.metrics)
+    total, done = record.planned, record.step_history.num_steps
     if record.status == "paused":
         return ": an operator paused it, and `asyncrl resume-sampling` lets it go on"
     if not total or done < 2 or done >= total or (step_s := record.measures(RECENT).step_s) is None:

@@ -5,11 +5,15 @@ in milliseconds. Texts stay in their files.
     samples/step_000041.parquet ─ a few columns ─▶ Block of arrays ─┐
     samples/held_out/...                                            ├─▶ columns ─ filter, sort ─▶ rows
                                                                     ┘
-Files are read the newest first, some at a time: whoever asks gets what is there, and how much is missing.
+Files are read the newest first, some at a time: whoever asks gets what is there, and how much is missing. What a page
+shows of the newest steps needs an index of `NEWEST_STEPS` alone, which does not grow with the run.
 """
 
+import heapq
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +43,8 @@ NUMBERS: dict[str, Any] = {
 WORDS = ("finish_reason", "node", "data_source")
 """Columns that are stored as places in a list of the words seen."""
 SPLITS = ("train", "held_out")
+NEWEST_STEPS = 50
+"""Newest steps whose samples a histogram counts."""
 CUT = "length"
 """Finish reason of a truncated completion."""
 
@@ -65,9 +71,15 @@ class SampleBlock(Struct, frozen=True):
 
 
 class SampleIndex:
-    """The samples below one folder. ``clock`` gives seconds. Not safe for several threads at once."""
+    """
+    The samples below one folder. Not safe for several threads at once.
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        clock: Gives seconds.
+        newest: Leave out all but the samples of so many newest steps; None leaves out none.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic, *, newest: int | None = None) -> None:
         self.words: dict[str, list[str]] = {name: [] for name in WORDS}
         self.files: list[SampleFile] = []
         """Files by their number in the column ``file``."""
@@ -75,6 +87,7 @@ class SampleIndex:
         """Reasons why files could not be read, by file name."""
         self._folder = folder
         self._clock = clock
+        self._newest = newest
         self._blocks: dict[Path, SampleBlock] = {}
         self._waiting: list[SampleFile] = []
         self._listed: tuple[int, ...] | None = None
@@ -127,13 +140,6 @@ class SampleIndex:
         """Number that stands for a word of a column; -1 if no sample has it."""
         return self._places[column].get(word, -1)
 
-    def newest(self, num_steps: int) -> dict[str, Numbers]:
-        """The columns of `NUMBERS` of the training samples of the last steps that are indexed, without joining all."""
-        trained = [block for block in self._blocks.values() if block.file.split == 0 and block.num_rows]
-        last = max((int(block.columns["step"].max()) for block in trained), default=0)
-        wanted = [block for block in trained if block.columns["step"][0] > last - num_steps]
-        return {name: _joined(wanted, name) for name in NUMBERS}
-
     def newest_version(self) -> dict[str, int]:
         """Newest version of each node's samples, each counted by its oldest token."""
         columns, nodes = self.columns, self.words["node"]
@@ -148,7 +154,7 @@ class SampleIndex:
         if changed == self._listed:
             return
         self._listed = changed
-        found = {file.path: file for split, folder in enumerate(folders) for file in _files(folder, split)}
+        found = {file.path: file for split, folder in enumerate(folders) for file in self._files(folder, split)}
         for path in [path for path in self._blocks if path not in found]:
             del self._blocks[path]
             self._joined = None
@@ -157,6 +163,20 @@ class SampleIndex:
         known = {path: block.file for path, block in self._blocks.items()}
         waiting = [file for path, file in found.items() if known.get(path) != file]
         self._waiting = sorted(waiting, key=lambda file: (-file.split, file.path.name))  # the last is read first
+
+    def _files(self, folder: Path, split: int) -> Iterator[SampleFile]:
+        for name in self._names(folder, split):
+            path = folder / name
+            with suppress(OSError):  # replaced in this moment
+                state = path.stat()
+                yield SampleFile(path, split, state.st_size, state.st_mtime_ns)
+
+    def _names(self, folder: Path, split: int) -> list[str]:
+        if not folder.is_dir():
+            return []
+        with os.scandir(folder) as entries:  # of which a long run has many: no more than the newest are held
+            names = (entry.name for entry in entries if entry.name.endswith(".parquet"))
+            return list(names) if self._newest is None else heapq.nlargest(0 if split else self._newest, names)
 
     def _read(self, file: SampleFile) -> dict[str, Numbers]:
         import pyarrow.parquet as pq
@@ -197,17 +217,6 @@ class SampleIndex:
 def _joined(blocks: Sequence[SampleBlock], name: str) -> Numbers:
     empty = np.zeros(0, NUMBERS.get(name, np.int32))
     return np.concatenate([empty, *(block.columns[name] for block in blocks)])
-
-
-def _files(folder: Path, split: int) -> list[SampleFile]:
-    found = []
-    for path in folder.glob("*.parquet"):
-        try:
-            state = path.stat()
-        except OSError:  # replaced in this moment
-            continue
-        found.append(SampleFile(path, split, state.st_size, state.st_mtime_ns))
-    return found
 
 
 # ── sample query ──────────────────────────────────────────────────────────────────────────────

@@ -195,19 +195,18 @@ class TimesFile:
                 self.num_damaged += 1
 
 
-def bands_of_metrics(metrics: Sequence[dict[str, Any]]) -> TimeBands:
-    """The trainer's time as metrics.jsonl has it, for a run without times.jsonl."""
-    bands, before_s = TimeBands(), None
+def bands_of_metrics(metrics: Sequence[Mapping[str, Any]]) -> TimeBands:
+    """The trainer's time as metrics.jsonl has it, for a run without times.jsonl; steps may be missing in between."""
+    bands, before_s, before = TimeBands(), None, -1
     for line in metrics:
         parts = {"training": "train_s", "waiting for trajectories": "wait_s", "publishing": "publish_s"}
         seconds = {name: line[key] for name, key in parts.items() if isinstance(line.get(key), int | float)}
         if not seconds or not isinstance(end_s := line.get("time_s"), int | float):
             continue
-        span_s = sum(seconds.values()) if before_s is None else end_s - before_s
-        before_s = end_s
+        step = int(line.get("step", 0))
+        span_s = sum(seconds.values()) if before_s is None or step > before + 1 else end_s - before_s
+        before_s, before = end_s, step
         if (rest := span_s - sum(seconds.values())) > 0:
             seconds["other"] = rest
-        bands.add(
-            TimesLine(int(line.get("step", 0)), end_s, max(span_s, 0.0), {"trainer": NodeTimes("trainer", seconds)})
-        )
+        bands.add(TimesLine(step, end_s, max(span_s, 0.0), {"trainer": NodeTimes("trainer", seconds)}))
     return bands

@@ -61,18 +61,16 @@ class PlanReport(Struct, frozen=True, kw_only=True):
         return self.baseline.group_s / result.group_s
 
 
-def make_report(plan: Plan, *, searched: bool = True) -> PlanReport:
+def make_report(plan: Plan, *, searched: bool) -> PlanReport:
     """
-    Simulate a plan, its baseline and measured rows, and search for the best settings.
+    Simulate a plan, its baseline and measured rows, and if ``searched`` search for the best settings.
 
     With ``schedule.staleness = "auto"`` the plan is what the search finds. Raises as `inputs`, and `ConfigError` for
     such a plan without a search.
     """
     is_auto = plan.schedule.staleness == "auto"
     if is_auto and not searched:
-        raise ConfigError(
-            "schedule.staleness is 'auto', which the search finds: leave --no-search out, or give a number"
-        )
+        raise ConfigError("schedule.staleness is 'auto', which a search finds: add --search, or give a number")
     ready = inputs(plan)
     baseline = colocated(plan, ready.lengths, ready.step_s, ready.training)
     found = search(plan, ready) if searched else None

@@ -435,7 +435,7 @@ def _charts(records: Sequence[RunRecord]) -> list[tuple[str, str | None, bool]]:
 
 
 def _parts(records: Sequence[RunRecord]) -> Curve:
-    names = dict.fromkeys(name for record in records for name in record.metric_names if name.startswith(PARTS))
+    names = dict.fromkeys(name for record in records for name in record.step_history.names if name.startswith(PARTS))
     keys = {name.removeprefix(PARTS): name for name in names}
     return Curve(title="Parts of the reward, mean of the step", keys=keys, zero=False, is_expected=False)
 

@@ -102,7 +102,7 @@ def headline(record: RunRecord) -> dict[str, str]:
     base_reward, last_reward = record.held_out_rewards()
     last_metrics = evaluations[-1].metrics if evaluations else {}
     failed = failed_note(last_metrics.get("failed", 0))
-    gap = summary.logprob_gap_mean if summary else record.mean("logprob_gap_mean", "logprob_gap_tokens")
+    gap = summary.logprob_gap_mean if summary else record.mean("logprob_gap_mean")
     highest_gap = summary.logprob_gap_max if summary else _highest(record, "logprob_gap_max")
     kinds = Counter(str(event.get("event")) for event in record.events)
     return {

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from asyncrl.errors import ConfigError
+from asyncrl.records.history import MOST_LINES
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import read_run
 from asyncrl.tools.dashboard.api import Api, FollowedRun
@@ -29,12 +30,12 @@ def test_only_what_is_new_is_read(make_run: MakeRun) -> None:
     run = FollowedRun(directory.path)
     run.refresh()
     assert not run.refresh()
-    before = run.record
+    before = len(run.record.metrics), len(run.record.events)
     directory.append_metrics({"step": 10, "reward": 0.5})
     directory.append_event("node.lost", node="rollout-0")
     assert run.refresh()
-    assert (run.record.metrics[:-1], run.record.metrics[-1]["reward"]) == (before.metrics, 0.5)
-    assert (len(run.record.events), len(before.events)) == (len(before.events) + 1, 3)
+    assert (len(run.record.metrics), len(run.record.events)) == (before[0] + 1, before[1] + 1)
+    assert run.record.metrics[-1]["reward"] == 0.5
     assert (run.revision, run.rewrites) == (2, 0)
 
 
@@ -116,7 +117,7 @@ def test_a_folder_that_is_not_there_is_refused_and_an_empty_one_is_an_open_run(t
     assert (run.record.status, run.record.metrics, run.record.silent_s) == ("stopped", [], None)
     RunDirectory(tmp_path).append_event("run.started")
     run.refresh()
-    assert len(run.events) == 1
+    assert len(run.record.events) == 1
 
 
 PNG = b"\x89PNG\r\n\x1a\n rest"
@@ -275,3 +276,24 @@ def read(raw: bytes) -> None:
     query.number("n")
     query.count("k", 0, most=9)
     query.choice("c", ("one", "two"))
+
+
+def test_a_page_of_a_run_that_was_followed_is_that_of_one_read_at_once(tmp_path: Path) -> None:
+    """Updates come at any time, and a step is recorded again where one begins: 5,000 steps, each told once."""
+    directory = RunDirectory.create(tmp_path, "long")
+    directory.append_event("run.started", time_s=0.0)
+    followed = Api([directory.path], wall_clock=lambda: 0.0)
+    for step in [*range(2500), *range(2490, 5000)]:
+        directory.append_metrics({"step": step, "time_s": 1.0 * step, "step_s": 1.0, "reward": step / 5000})
+        directory.append_event("version.live", policy_version=step + 1, time_s=1.0 * step)
+        if step % 333 == 0:
+            ask(followed, "runs/0/overview")
+    pages = ("state", "overview", "cluster", "events", "settings", "timeline")
+    anew = Api([directory.path], wall_clock=lambda: 0.0)
+    assert [ask(followed, f"runs/0/{page}") for page in pages] == [ask(anew, f"runs/0/{page}") for page in pages]
+    curves = [ask(api, "runs/0/curves")["columns"] for api in (followed, anew)]
+    assert curves[0] == curves[1]
+    assert len(curves[0]["step"]) <= MOST_LINES
+    assert ask(anew, "runs/0/overview")["steps"] == 5000
+    (live,) = (group for group in ask(followed, "runs/0/events")["groups"] if group["kind"] == "version.live")
+    assert (live["num"], len(followed.runs[0].record.events) < 2500) == (5010, True)

@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncrl.records.history import StepHistory
 from asyncrl.records.run_record import RunRecord, read_run
 from asyncrl.records.times import NodeTimes, TimesLine
 from asyncrl.tools.dashboard.cluster_view import (
@@ -17,7 +18,7 @@ from asyncrl.tools.dashboard.cluster_view import (
     settings,
     trouble_sentence,
 )
-from asyncrl.tools.dashboard.sample_index import SampleIndex
+from asyncrl.tools.dashboard.sample_index import NEWEST_STEPS, SampleIndex
 from asyncrl.tools.dashboard.time_bands import TimeBands
 from tests.recorded_runs import MakeRun
 from tests.tools.dashboard.browser_free import a_sample, write
@@ -83,7 +84,7 @@ def test_metrics_become_columns_from_a_step_on(make_run: MakeRun) -> None:
 
 
 def filled(folder: Path) -> SampleIndex:
-    index = SampleIndex(folder)
+    index = SampleIndex(folder, newest=NEWEST_STEPS)
     index.advance(60)
     return index
 
@@ -247,7 +248,9 @@ def test_hostile_events_do_not_break_the_list() -> None:
 
 
 def shown(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    record = RunRecord(name="a", config=config, summary=None, metrics=[], events=[], pictured=[], notes=[])
+    record = RunRecord(
+        name="a", config=config, summary=None, step_history=StepHistory(), events=[], pictured=[], notes=[]
+    )
     return {row["key"]: row for row in settings(record)}
 
 
@@ -275,7 +278,13 @@ def test_the_settings_that_matter_most_come_first_whether_they_are_the_default_o
 def test_a_setting_that_changed_while_the_run_went_on_says_so() -> None:
     change = {"event": "setting.changed", "key": "trainer.lr", "value": 1e-4, "time_s": 10.0}
     record = RunRecord(
-        name="a", config={"trainer.lr": 2e-4}, summary=None, metrics=[], events=[change], pictured=[], notes=[]
+        name="a",
+        config={"trainer.lr": 2e-4},
+        summary=None,
+        step_history=StepHistory(),
+        events=[change],
+        pictured=[],
+        notes=[],
     )
     (row,) = (row for row in settings(record) if row["key"] == "trainer.lr")
     assert (row["value"], row["is_changed"]) == ("0.0002; 0.0001 before the first step was done (10.0 s)", True)

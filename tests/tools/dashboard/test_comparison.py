@@ -4,6 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from asyncrl.records.history import StepHistory
 from asyncrl.records.run_record import RunRecord
 from asyncrl.tools.dashboard.comparison import RunComparison, compare, in_order
 
@@ -13,7 +14,15 @@ STEPS = [{"step": step} for step in range(2)]
 def run(name: str, accuracy: float, num_prompts: int = 256, **config: Any) -> RunRecord:
     settings = {"run.name": name, "run.steps": 40} | {key.replace("__", "."): value for key, value in config.items()}
     finished = {"event": "eval.finished", "policy_version": 40, "accuracy": accuracy, "num_prompts": num_prompts}
-    return RunRecord(name=name, config=settings, summary=None, metrics=STEPS, events=[finished], pictured=[], notes=[])
+    return RunRecord(
+        name=name,
+        config=settings,
+        summary=None,
+        step_history=StepHistory(STEPS),
+        events=[finished],
+        pictured=[],
+        notes=[],
+    )
 
 
 def sentence(found: RunComparison) -> str:
@@ -48,7 +57,7 @@ def test_runs_that_end_alike_are_told_apart_by_how_soon_they_learned_and_how_fas
             {"event": kind, "policy_version": v, "accuracy": a, "num_prompts": 256} for v, a in accuracies.items()
         ]
         steps = [{"step": step, "step_s": step_s} for step in range(3)]
-        return replace(run(name, 0.0), events=events, metrics=steps)
+        return replace(run(name, 0.0), events=events, step_history=StepHistory(steps))
 
     slow, quick = going("slow", {0: 0.08, 10: 0.45, 40: 0.96}, 0.6), going("quick", {0: 0.08, 10: 0.97, 40: 0.95}, 0.2)
     told = "At version 10 they were apart: 45.0 % (slow) to 97.0 % (quick). A step takes 0.2 s (quick) to 0.6 s (slow)."

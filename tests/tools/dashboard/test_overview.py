@@ -1,9 +1,10 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from asyncrl.records.history import StepHistory
 from asyncrl.records.run_directory import RunSummary
 from asyncrl.records.run_record import RunRecord, read_run
 from asyncrl.tools.dashboard import overview as page
@@ -15,13 +16,13 @@ from tests.recorded_runs import MakeRun
 MakeSummary = Callable[..., RunSummary]
 
 
-def record(**fields: Any) -> RunRecord:
+def record(metrics: Sequence[Mapping[str, Any]] = (), **fields: Any) -> RunRecord:
     values: dict[str, Any] = {
-        "name": "a", "config": {"run.steps": 100}, "summary": None, "metrics": [], "events": [], "pictured": [],
+        "name": "a", "config": {"run.steps": 100}, "summary": None, "events": [], "pictured": [],
         "notes": [],
         "silent_s": 3.0,
     }  # fmt: skip
-    return RunRecord(**values | fields)
+    return RunRecord(step_history=StepHistory(metrics), **values | fields)
 
 
 def sentence(run: RunRecord, waits: Mapping[str, Mapping[str, float]], silent_s: float | None = 3.0) -> str:

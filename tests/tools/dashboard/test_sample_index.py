@@ -10,8 +10,8 @@ from asyncrl.tools.dashboard.sample_index import SampleIndex, SampleQuery, page
 from tests.tools.dashboard.browser_free import a_sample, an_episode, write
 
 
-def filled(folder: Path) -> SampleIndex:
-    index = SampleIndex(folder)
+def filled(folder: Path, newest: int | None = None) -> SampleIndex:
+    index = SampleIndex(folder, newest=newest)
     while True:
         index.advance()
         if not index.num_waiting:
@@ -76,16 +76,19 @@ def test_files_of_earlier_versions_are_indexed(tmp_path: Path) -> None:
 def test_a_run_without_samples_has_an_empty_index(tmp_path: Path) -> None:
     index = filled(tmp_path / "none")
     assert (len(index.columns["step"]), index.num_files, index.newest_version()) == (0, 0, {})
-    assert len(index.newest(10)["step"]) == 0
 
 
 def test_the_newest_steps_and_the_newest_version_of_each_node(tmp_path: Path) -> None:
     for step in range(4):
         write(tmp_path, a_sample(step, node=f"rollout-{step % 2}"))
     write(tmp_path, a_sample(9), held_out=True)
-    index = filled(tmp_path)
-    assert sorted(index.newest(2)["step"].tolist()) == [2, 3]
-    assert index.newest_version() == {"rollout-0": 9, "rollout-1": 3}
+    assert filled(tmp_path).newest_version() == {"rollout-0": 9, "rollout-1": 3}
+    newest = filled(tmp_path, newest=2)
+    assert sorted(newest.columns["step"].tolist()) == [2, 3]
+    write(tmp_path, a_sample(4, node="rollout-0"))
+    newest.advance()
+    assert sorted(newest.columns["step"].tolist()) == [3, 4]
+    assert (newest.num_files, newest.newest_version()) == (2, {"rollout-0": 4, "rollout-1": 3})
 
 
 # ── test sample query ─────────────────────────────────────────────────────────────────────────

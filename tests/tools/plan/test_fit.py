@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections.schedule import AUTO_START
+from asyncrl.records.history import StepHistory
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunRecord
 from asyncrl.records.times import NodeTimes, TimesLine
@@ -231,7 +232,9 @@ def forecast_a_run(folder: Path, *, sampling_s: float, training_s: float, gradin
         name="mine",
         config={},
         summary=None,
-        metrics=[{"step": step, "tokens": 800.0, "receive_s": 0.0, "pause_s": 0.0} for step in range(STEPS)],
+        step_history=StepHistory(
+            {"step": step, "tokens": 800.0, "receive_s": 0.0, "pause_s": 0.0} for step in range(STEPS)
+        ),
         events=[],
         pictured=[],
         times=[TimesLine(step, seconds * step, seconds, nodes, verdicts=8) for step in range(STEPS)],

@@ -29,7 +29,9 @@ def test_the_page_holds_a_table_and_well_formed_charts(tmp_path):
         {"name": "synchronous", "groups": 8, "seconds": 24.0, "colocated": True},
         {"name": "as planned", "groups": 8, "seconds": 9.0},
     ]
-    answer = make_report(spread_out({"measured": rows, "assumptions": ["<b>bold</b> claims"], "search.publishes": 1}))
+    answer = make_report(
+        spread_out({"measured": rows, "assumptions": ["<b>bold</b> claims"], "search.publishes": 1}), searched=True
+    )
     write_page(answer, "toy & co", tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()
     charts = [part.partition("</svg>")[0] + "</svg>" for part in page.split("<svg")[1:]]
@@ -95,6 +97,9 @@ def test_the_published_runs_are_predicted():
     assert isinstance(lengths, Lognormal)
     assert math.exp(lengths.mu) == pytest.approx(MEDIAN, rel=0.001)
     answer = make_report(load(VERL), searched=False)
+    last = answer.comparisons[-1]
+    told = f"a speed-up of {last.predicted_ratio:.2f} at staleness 0.5 where {last.measured_ratio:.2f} was measured"
+    assert told in Path("docs/operations.md").read_text()
     check_published(answer)
     for measured, predicted in ratios(answer).values():
         assert predicted == pytest.approx(measured, rel=0.2)
@@ -131,7 +136,7 @@ def test_a_row_with_its_own_lengths_gets_its_own_fit():
 
 def test_nothing_is_searched_unless_asked():
     assert make_report(a_plan(), searched=False).found is None
-    answer = make_report(a_plan())
+    answer = make_report(a_plan(), searched=True)
     assert answer.found is not None
     assert answer.found.best == answer.found.tried[0]
     assert answer.speed_up(answer.planned) == pytest.approx(12 / 14)
@@ -150,7 +155,7 @@ def test_a_row_has_the_split_the_step_time_and_the_speed_up() -> None:
 
 
 def test_the_best_plan_has_a_row_after_a_search() -> None:
-    report = make_report(a_plan())
+    report = make_report(a_plan(), searched=True)
     assert report.found is not None
     name, cells = list(rows(report))[-1]
     assert (name, cells[0]) == ("best found", split(report.found.best))

@@ -15,6 +15,7 @@ from asyncrl.tools.plug_ins.reward import (
     summary_lines,
     trial_config,
     try_reward,
+    with_samples,
 )
 
 HONEST = "def score(inputs):\n    return float(inputs.answer in inputs.completion)\n"
@@ -53,7 +54,9 @@ def test_failures_are_summed_up_by_cause(tmp_path: Path, data: Path) -> None:
     fine, said = tried(tmp_path, FRAGILE, data)
     assert not fine
     cause = "IndexError at my.py:2 in 6 of 10 attempts at a verdict (60 %), such as 'list index out of range'"
-    assert said[-1] == f"failed      {cause}"
+    assert f"failed      {cause}" in said
+    raised = f"the function raised IndexError: list index out of range ({tmp_path / 'my.py'}:2)"
+    assert said[-2:] == [f"row {row}: reference: {raised} (and 2 more)" for row in (0, 1)]
     assert (
         f"  reference          failed: the function raised IndexError: list index out of range ({tmp_path / 'my.py'}:2)"
         in said
@@ -76,8 +79,9 @@ def test_a_given_completion_is_the_only_one_tried(tmp_path: Path, data: Path) ->
 
 
 def test_completions_have_a_name_each() -> None:
-    assert completions(Prompt(text="q", answer="a"), ["x", "y"]) == {"given 1": "x", "given 2": "y"}
-    assert completions(Prompt(text="q", answer="{8}"), [])["\\boxed{reference}"] == "\\boxed{{8}}"
+    given = completions(Prompt(text="q", answer="a"), ["x", "y"])
+    assert [(one.kind, one.text) for one in given] == [("given 1", "x"), ("given 2", "y")]
+    assert "\\boxed{{8}}" in [one.text for one in completions(Prompt(text="q", answer="{8}"), [])]
 
 
 def test_rows_and_functions_that_cannot_be_used_are_refused(tmp_path: Path, data: Path) -> None:
@@ -98,10 +102,10 @@ def test_other_columns_are_guessed_unless_they_are_named(tmp_path: Path) -> None
     said, path = list[str](), tmp_path / "rows.jsonl"
     path.write_text('{"question": "4 + 4", "solution": "8", "other": "9"}\n')
     rows = read_rows(trial_config("gsm8k", path, said.append), 5)
-    assert (rows[0].text, rows[0].answer) == ("4 + 4", "8")
+    assert (rows[0].prompt.text, rows[0].prompt.answer) == ("4 + 4", "8")
     assert said == [f"{path}: prompt from 'question', answer from 'solution'"]
     named = trial_config("gsm8k", path, said.append, ["data.answer_column=other"])
-    assert read_rows(named, 5)[0].answer == "9"
+    assert read_rows(named, 5)[0].prompt.answer == "9"
     with pytest.raises(DataError, match=r"no column 'text': it has .*; name it with --prompt-column NAME"):
         trial_config("gsm8k", path, said.append, ["data.prompt_column=text"])
 
@@ -114,7 +118,7 @@ def test_a_run_file_gives_function_data_and_columns(tmp_path: Path, data: Path) 
     )
     config = run_config(file, ["reward.workers=3"])
     assert (config.reward.function, config.reward.workers) == ("gsm8k", 3)
-    assert [row.chat[0]["content"] for row in read_rows(config, 5)] == ["8", "9"]
+    assert [row.prompt.chat[0]["content"] for row in read_rows(config, 5)] == ["8", "9"]
 
 
 def test_the_completions_of_a_row_are_compared_as_one_group(tmp_path: Path, data: Path) -> None:
@@ -148,3 +152,66 @@ def test_a_part_that_abstains_on_every_completion_is_told() -> None:
     metrics = [{"correct": 1.0, "a.abstained": 1.0, "b.abstained": share} for share in (0.0, 1.0)]
     done = [Trial(0, "given", 0.1, Verdict(1.0, each)) for each in metrics]
     assert summary_lines(done)[-1] == "note: reward part 'a' abstained on every completion"
+
+
+# ── many rows ─────────────────────────────────────────────────────────────────────────────────
+
+
+def many(tmp_path: Path, number: int) -> Path:
+    path = tmp_path / "many.jsonl"
+    path.write_text("".join(f'{{"prompt": "row {n}", "answer": "{n}"}}\n' for n in range(number)))
+    return path
+
+
+def test_rows_are_spread_over_the_data_and_numbered_as_there(tmp_path: Path) -> None:
+    config = trial_config("gsm8k", many(tmp_path, 100), pytest.fail)
+    assert [draw.row for draw in read_rows(config, 4)] == [0, 25, 50, 75]
+    assert [draw.row for draw in read_rows(config, 1000)] == list(range(100))
+
+
+def test_the_one_row_with_a_fault_is_named_with_its_cause(tmp_path: Path) -> None:
+    bad = "def score(inputs):\n    return float('nan') if inputs.answer == '37' else 0.5\n"
+    fine, said = tried(tmp_path, bad, many(tmp_path, 60), number=200)
+    assert not fine
+    (line,) = (line for line in said if line.startswith("row 37"))
+    assert line.startswith("row 37: reference: the function returned nan, expected a finite number")
+    assert "... and 55 more rows" in said
+
+
+def test_a_slow_verdict_names_its_row_and_fails_nothing() -> None:
+    fast = [Trial(row, "given", 0.001, Verdict(1.0, {"correct": 1.0})) for row in range(20)]
+    slow = Trial(7, "given", 2.5, Verdict(1.0, {"correct": 1.0}))
+    assert summary_lines([*fast, slow])[-1] == "row 7: given: slow, 2.5 s"
+    assert not any(line.startswith("row") for line in summary_lines(fast))
+
+
+def test_a_row_whose_verdict_takes_all_its_time_is_left_after_one(tmp_path: Path, data: Path) -> None:
+    file = tmp_path / "my.py"
+    file.write_text("import time\ndef score(inputs):\n    while inputs.answer == '8':\n        pass\n    return 1.0\n")
+    said: list[str] = []
+    config = trial_config(f"{file}:score", data, said.append, ["reward.timeout_s=0.2"])
+    assert not try_reward(config, 2, [], said.append)
+    (line,) = (line for line in said if line.startswith("row 0: "))
+    assert "more)" not in line
+    assert any(line.split()[:2] == ["nonsense", "reward"] for line in said), "the other row has all its verdicts"
+
+
+def test_no_row_begins_once_the_time_is_up(tmp_path: Path) -> None:
+    said: list[str] = []
+    file = tmp_path / "my.py"
+    file.write_text(HONEST)
+    config = trial_config(f"{file}:score", many(tmp_path, 10), said.append)
+    assert try_reward(config, None, [], said.append, limit_s=-1.0)
+    assert "after -1 s, 10 of 10 rows were not graded" in said
+
+
+def test_what_a_model_writes_is_graded_and_whether_it_teaches_anything_is_told(
+    tmp_path: Path, data: Path, toy: Path
+) -> None:
+    file, said = tmp_path / "my.py", list[str]()
+    file.write_text("def score(inputs):\n    return float(len(inputs.completion) % 2)\n")
+    config = trial_config(f"{file}:score", data, said.append, ["sampling.max_tokens=8"], model=str(toy / "model"))
+    assert try_reward(with_samples(config), None, [], said.append, is_sampled=True)
+    assert sum(line.startswith("  sampled ") and "mean" not in line for line in said) == 8
+    assert any(line.startswith("  sampled  ") and "of 8 correct" in line for line in said)
+    assert said[-1].endswith("of 2 prompts got different rewards: the others teach nothing")

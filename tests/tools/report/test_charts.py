@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from asyncrl.records.history import StepHistory
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import read_run
 from asyncrl.tools.report.charts import COLOURS, Series, draw, interval, line_chart, round_axis, thin, tight_axis
@@ -194,7 +195,7 @@ def test_curves_without_numbers_are_named_instead_of_drawn(make_run: MakeRun) ->
 def test_optional_curves_are_drawn_if_recorded_and_not_reported_as_empty(make_run: MakeRun) -> None:
     run = read_run(make_run().path)
     lines = [{**line, "reward/form": 0.5, "reward/terse": 0.2, "entropy": 1.0} for line in run.metrics]
-    charts, empty = draw([structs.replace(run, metrics=lines)])
+    charts, empty = draw([structs.replace(run, step_history=StepHistory(lines))])
 
     assert sum("Parts of the reward" in chart for chart in charts) == 1
     assert any(">form</text>" in chart and ">terse</text>" in chart for chart in charts)

@@ -7,6 +7,7 @@ import pytest
 
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Turn
 from asyncrl.records.evaluation_metrics import accuracy_by_source, multi_sample_metrics, pass_curve
+from asyncrl.records.history import StepHistory
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.run_record import RunRecord, read_run
 from asyncrl.records.samples import PicturedSample, SampledEpisode
@@ -32,7 +33,14 @@ TURNS = [
 
 def a_record(*played: SampledEpisode, name: str = "run") -> RunRecord:
     return RunRecord(
-        name=name, config={}, summary=None, metrics=[], events=[], pictured=[], notes=[], episodes=list(played)
+        name=name,
+        config={},
+        summary=None,
+        step_history=StepHistory(),
+        events=[],
+        pictured=[],
+        notes=[],
+        episodes=list(played),
     )
 
 
@@ -256,7 +264,9 @@ def sample(**changes: object) -> PicturedSample:
 @pytest.fixture
 def record() -> MakeRecord:
     def make(*pictured: PicturedSample, name: str = "run") -> RunRecord:
-        return RunRecord(name=name, config={}, summary=None, metrics=[], events=[], pictured=list(pictured), notes=[])
+        return RunRecord(
+            name=name, config={}, summary=None, step_history=StepHistory(), events=[], pictured=list(pictured), notes=[]
+        )
 
     return make
 

@@ -86,8 +86,9 @@ export function overview(context) {
     drawCurves();
   }}, h("option", {value: "together"}, "runs together"), h("option", {value: "apart"}, "a chart for each run")) : null;
   const marked = h("span", {class: "legend", hidden: true}, h("span", {}, h("i", {class: "restart"}), "the broker was started again"));
+  const sparse = h("span", {class: "muted"});
   const tools = h("div", {class: "tools"}, axis, layout, h("label", {}, "points: ", smoothing, " ", meanOf), h("label", {class: "check"}, log, " log axis"),
-    reset, marked, h("span", {class: "muted hint"}, "drag over a chart to zoom, double-click for everything"));
+    reset, marked, sparse, h("span", {class: "muted hint"}, "drag over a chart to zoom, double-click for everything"));
   const newest = h("h2", {hidden: true}, "The newest samples"), begins = h("p", {hidden: true});
   const element = h("div", {class: "overview"}, head, begins, many ? null : waits, tools, charts, many ? waits : [newest, texts, histograms], others);
 
@@ -225,6 +226,7 @@ export function overview(context) {
     if (curves.start === 0) one.columns = curves.columns;
     else append(one.columns, curves.columns, curves.start);
     one.rewrites = curves.rewrites;
+    if (curves.every > 1) put(sparse, `of older steps every ${curves.every}th is drawn`);
     context.title(found.name);
   }
 
@@ -242,7 +244,7 @@ export function overview(context) {
 
   /** A few samples of the newest step, each of another prompt. */
   async function loadTexts() {
-    const {rows} = await get("runs/0/samples", {limit: 50, split: "train"});
+    const {rows} = await get("runs/0/newest");
     const groups = new Map(rows.map((row) => [row.group_id, row]));
     const shown = [...groups.values()].slice(0, SHOWN_SAMPLES).filter((row) => row.file === rows[0].file);
     if (!shown.length || isClosed) return put(texts);
