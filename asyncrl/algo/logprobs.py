@@ -258,21 +258,27 @@ class _Score(torch.autograd.Function):
             logprobs[rows] = log_p.gather(1, token_ids[rows, None])[:, 0]
             if work.entropy or work.sum_pi_squared:
                 p = log_p.exp()
-            if work.entropy:
-                entropy[rows] = -torch.linalg.vecdot(p, log_p)
-            if work.sum_pi_squared:
-                sums[rows] = torch.linalg.vecdot(p, p)
+                if work.sum_pi_squared:
+                    sums[rows] = torch.linalg.vecdot(p, p)
+                if work.entropy:
+                    entropy[rows] = -p.mul_(log_p).sum(-1)
+                del p  # else it lasts while the next logits are computed
         kept = log_p if num_tokens <= work.num_rows else None
         ctx.save_for_backward(states, weight, bias, token_ids, entropy, kept)
         ctx.work = work
         ctx.mark_non_differentiable(sums)
+        ctx.set_materialize_grads(False)  # an entropy that is in no loss costs the backward pass nothing
         return logprobs, entropy, sums
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, _: None
+    ) -> tuple[Tensor | None, ...]:
         states, weight, bias, token_ids, entropy, kept = ctx.saved_tensors
         work: _Work = ctx.work
+        if grad_logprobs is None:
+            grad_logprobs = torch.zeros_like(entropy)
         grad_states, grad_weight, grad_bias = (
             torch.zeros_like(tensor, dtype=work.exact) if needed else None
             for tensor, needed in zip((states, weight, bias), ctx.needs_input_grad, strict=False)
@@ -281,12 +287,12 @@ class _Score(torch.autograd.Function):
         for rows in work.chunks(len(states)):
             # d log p_i / d z_j = [i = j] - p_j and dH / d z_j = -p_j (log p_j + H), for z the scaled logits.
             push = grad_logprobs[rows, None]
-            if kept is not None or work.entropy:
+            if kept is not None or grad_entropy is not None:
                 log_p = work.logits(rows, states, *head).log_softmax(-1) if kept is None else kept
                 p = log_p.exp()
             else:
                 p = work.logits(rows, states, *head).softmax(-1)
-            if work.entropy:
+            if grad_entropy is not None:
                 p *= (log_p + entropy[rows, None]).mul_(grad_entropy[rows, None]).add_(push)
                 p.scatter_add_(1, token_ids[rows, None], -push)
                 scale = torch.full_like(push, -1 / work.temperature)

@@ -215,7 +215,7 @@ def pass_bytes(
     Args:
         model: Causal language model on ``meta``; it is changed, and cannot be used for anything else.
         dtype: Dtype that is computed with.
-        entropy: Compute the entropy too.
+        entropy: The entropy is in the loss; it is computed in any case.
         checkpointing: Activations to recompute; see `enable_checkpointing`.
         offload: The inputs of layers that are recomputed wait on the host.
         expert_ranks: Ranks over which experts are spread (expert parallelism); 0 computes all of them here.
@@ -258,10 +258,10 @@ def pass_bytes(
         states = whole[batch.positions]
         del whole
         states.register_hook(mark)  # type: ignore[no-untyped-call]
-        how: dict[str, Any] = {"dtype": dtype, "entropy": entropy, "chunk": chunk}
+        how: dict[str, Any] = {"dtype": dtype, "entropy": True, "chunk": chunk}
         scores = score_states(states, weight, head.bias, batch.token_ids, temperature=1.0, **how)
         del states
-        terms = scores.logprobs if scores.entropy is None else scores.logprobs + scores.entropy
+        terms = scores.logprobs + scores.entropy if entropy and scores.entropy is not None else scores.logprobs
         torch.autograd.backward(terms.sum())
     before, after = [*peaks, live.peak][:2]
     has_gradients = any(weight.requires_grad for weight in (vision_tower(model) or nn.Module()).parameters())

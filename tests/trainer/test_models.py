@@ -310,7 +310,7 @@ def test_gradients_of_all_micro_batches_make_one_step(config, max_tokens, passes
     metrics = scene.updates.policy(scene.mini_batch(), 0.25, None)
 
     assert scene.policy.asked == passes
-    assert scene.policy.settings == {"temperature": 0.7, "entropy": False}
+    assert scene.policy.settings == {"temperature": 0.7, "entropy": True}
     assert (metrics["loss"], metrics["grad_norm"]) == pytest.approx((-1 / 6, 1 / 6))
     assert (metrics["micro_batches"], metrics["trained_tokens"], metrics["skipped"]) == (len(passes), 4, 0)
     assert scene.policy.answer.item() == pytest.approx(LOGPROB + 0.25)
