@@ -114,7 +114,7 @@ class Widths(NamedTuple):
 
 FLASH, NPU = Widths(256, 8), Widths(768, 1)
 """
-Those of torch's kernel, FlashAttention 2, and of an NPU's. Both want values as wide as keys.
+Widths that torch's kernel, FlashAttention 2, and an NPU's take. Both want values as wide as keys.
 
 Source:
     torch 2.13, ``mha_varlen_fwd`` and ``mha_varlen_bwd`` of flash_api.cpp; torch_npu 2.14, as above.
