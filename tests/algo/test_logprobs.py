@@ -7,6 +7,7 @@ from torch.overrides import TorchFunctionMode
 
 from asyncrl.algo import logprobs
 from asyncrl.algo.logprobs import (
+    MEASURED_EVERY,
     REMOVED,
     SamplingMask,
     Scores,
@@ -148,7 +149,7 @@ def test_what_is_not_asked_for_is_not_there_and_changes_nothing(inputs: Inputs, 
 @pytest.mark.parametrize("chunk", [None, 4 * V])
 def test_an_entropy_in_no_loss_takes_its_numbers_alone_and_the_same_gradient(inputs: Inputs, chunk: int | None) -> None:
     peaks, gradients = [], []
-    for entropy in (False, True):
+    for entropy in (0, MEASURED_EVERY):
         states, weight, bias = (torch.tensor(array, requires_grad=True) for array in inputs[:3])
         ids = torch.tensor(inputs[3])
         with LiveBytes(states, weight, bias, ids) as live:
@@ -159,6 +160,15 @@ def test_an_entropy_in_no_loss_takes_its_numbers_alone_and_the_same_gradient(inp
 
     assert peaks[1] - peaks[0] <= 2 * N * 8, "beside the logits in memory there is room for no others"
     assert all(map(torch.equal, *gradients))
+
+
+@pytest.mark.parametrize(("every", "rows"), [(2, N), (8, N), (8, 5), (50, N)])
+def test_tokens_in_a_row_get_the_entropy_of_the_first_of_them(inputs: Inputs, every: int, rows: int) -> None:
+    parts = (torch.tensor(array) for array in inputs)
+    scores = score_states(*parts, temperature=1.0, dtype=torch.float64, entropy=every, chunk=rows * V)
+    assert scores.entropy is not None
+    firsts = [place - place % rows % every for place in range(N)]
+    np.testing.assert_allclose(scores.entropy, Formula(*inputs, 1.0).entropy[firsts], rtol=1e-10)
 
 
 def test_an_entropy_alone_has_its_gradient(inputs: Inputs) -> None:

@@ -267,8 +267,9 @@ def of_update(told: Sequence[Told]) -> dict[str, float]:
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("mode", MODES)
-def test_each_metric_is_what_its_words_say(model_path, config, make_trajectories, mode, cut):
+def test_each_metric_is_what_its_words_say(model_path, config, make_trajectories, monkeypatch, mode, cut):
     """In a step whose policy has moved from the one that sampled, and whose own updates move it by nothing."""
+    monkeypatch.setattr("asyncrl.trainer.learner.MEASURED_EVERY", 1)
     settings = config(
         algorithm={"correction": MODES[mode]}, schedule={"steps_per_publish": 2}, trainer={"lr": 0.01, **CUTS[cut]}
     )
