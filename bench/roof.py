@@ -22,8 +22,10 @@ import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -35,13 +37,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.algo.logprobs import chunk_logits, score_states
+from asyncrl.algo.logprobs import MEASURED_EVERY, chunk_logits, score_states
 from asyncrl.engine import Request
 from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.qwen3 import Qwen3Forward, TritonKernels
 from asyncrl.rollout.engines.transformers.slots import SlotJob, SlotTable
 from asyncrl.trainer.activations import pass_bytes
+from asyncrl.trainer.model.loading import fuse_norms
 from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.packing.step import TrainingTrajectory
 
@@ -213,7 +216,7 @@ def head(shape: str, num_tokens: int) -> list[Kernel]:
     ids = torch.empty(num_tokens, device=META, dtype=torch.int64)
 
     def both() -> None:
-        sizes: Any = {"dtype": torch.bfloat16, "chunk": chunk_logits("cuda")}
+        sizes: Any = {"dtype": torch.bfloat16, "chunk": chunk_logits("cuda"), "entropy": MEASURED_EVERY}
         scores = score_states(states, weight, None, ids, temperature=1.0, **sizes)
         node: Any = scores.logprobs.grad_fn  # called itself, because `backward` leaves modes of torch functions
         node.apply(torch.empty_like(scores.logprobs), None, None)
@@ -234,11 +237,31 @@ def layers(shape: str, num_tokens: int) -> list[Kernel]:
         )
     batch = collate(trajectories, device=META)
     kernels = Kernels()
-    with kernels:
+    fuse_norms(model)  # as the trainer does on a GPU
+    norm = partial(_Norm.apply, kernels)
+    with kernels, patch.object(F, "rms_norm", lambda hidden, _, weight, eps: norm(hidden, weight)):
         pass_bytes(model, batch, dtype=torch.bfloat16, checkpointing=True)
     backward = [Kernel("attention_backward", 2 * one.num_bytes) for one in kernels.found if "attention" in one.name]
     # Each layer's attention runs twice before its backward pass, which reads the same and writes as much as it reads.
     return kernels.found + backward[::2]
+
+
+class _Norm(torch.autograd.Function):
+    """One kernel each for a norm and for its gradient, which reads the input again."""
+
+    @staticmethod
+    def forward(ctx: Any, kernels: Kernels, hidden: Tensor, weight: Tensor) -> Tensor:
+        ctx.kernels, out = kernels, torch.empty_like(hidden)
+        ctx.save_for_backward(hidden, weight)
+        kernels.found.append(Kernel("rms_norm", sum(map(size, (hidden, weight, out)))))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor]:
+        hidden, weight = ctx.saved_tensors
+        parts = gradient, hidden, weight, torch.empty_like(hidden), torch.empty_like(weight)
+        ctx.kernels.found.append(Kernel("rms_norm_backward", sum(map(size, parts))))
+        return None, parts[3], parts[4]
 
 
 # ── lines ───────────────────────────────────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ from asyncrl.config.run_file import load_config
 from asyncrl.config.sections.rollout import Rollout
 from asyncrl.config.sections.trainer import Trainer
 from asyncrl.errors import ConfigError
+from asyncrl.records.run_directory import RunDirectory
 from asyncrl.runtime.metrics_server import metrics_options
 from asyncrl.terminal import echo
 from asyncrl.tools.cluster.probe import read_key_state
@@ -192,7 +193,7 @@ def install(
         echo(f"nothing to change in {folder}")
     counted = None if is_counted or config else replicas
     notes = _notes(named, owner, python, config_path, is_user_named=user is not None, replicas=counted)
-    for note in (*elsewhere, *notes):
+    for note in (*elsewhere, *_over(run_dir, config), *notes):
         echo(f"note     {note}")
     if serving:
         echo(f"metrics  {told(serving, named)}")
@@ -266,6 +267,16 @@ def _notes(
         yield (
             f"{owner.name} cannot enter {closed}, where the Python of this command is: give --user another user, or "
             "install asyncrl with a Python outside of it"
+        )
+
+
+def _over(run_dir: Path, config: Config | None) -> Iterator[str]:
+    """A sentence on a run that is complete, so that its services have nothing to do; nothing of another."""
+    summary = RunDirectory(run_dir).finished_summary()
+    if summary and config and config.run.steps <= summary.steps_planned and config.run.stop_when in ("", summary.goal):
+        yield (
+            f"the run in {run_dir} is complete ({summary.steps} steps{summary.goal_note}), so its services end at "
+            "once: raise run.steps to train it longer, or give a new run another run.name or --run-dir"
         )
 
 

@@ -47,6 +47,7 @@ EventKind = Literal[
     "node.admitted", "node.barred", "node.draining", "node.exited", "node.heard", "node.joined", "node.left",
     "node.lost", "node.moving", "node.quiet", "node.ready", "node.rejected", "node.returned", "node.stalled",
     "prompts.retired",
+    "reward.back", "reward.fell",
     "run.config_changed", "run.copied", "run.finished", "run.goal_met", "run.interrupted", "run.moved", "run.resumed",
     "run.started", "run.suspended", "run.waiting",
     "samples.lost",
@@ -141,7 +142,7 @@ def is_trouble(event: Mapping[str, Any]) -> bool:
     kind = str(event.get("event"))
     if kind == "run.finished":
         return event.get("status") not in ("finished", None)
-    return kind in SENTENCES or TROUBLE.search(kind) is not None
+    return kind in SENTENCES or kind in NO_LEARNING or TROUBLE.search(kind) is not None
 
 
 def weighed(events: Sequence[Mapping[str, Any]]) -> list[WeighedEvent]:
@@ -226,14 +227,15 @@ NEWS = {
     "run.interrupted": "the run was told to end",
     "trainer.resumed": "the trainer has loaded the weights after step {steps}: {path}",
     "setting.changed": "{key}: {before} → {value}, by {by}",
-    "signal.back": "rewards of a group differ again, as in the two steps before {step}",
-    "completions.whole": "completions end by themselves again, as in the two steps before {step}",
+    "signal.back": "rewards of a group differ again by step {step}",
+    "completions.whole": "completions that are cut are in the way no more by step {step}",
+    "reward.back": "the batches are not much worse than at their best any more by step {step}",
 }
 """Sentence of each kind of event that its fields alone do not explain; those of incidents are the broker's."""
 
 
 def news(event: Mapping[str, Any]) -> str:
-    """An event of `NEWS`, an evaluation or an end in a sentence; empty for any other."""
+    """An event of `NEWS`, an evaluation, an end or an alarm about learning in a sentence; empty for any other."""
     kind = event.get("event")
     if kind == "eval.finished":
         accuracy, reward = finite(event.get("accuracy")), finite(event.get("reward"))
@@ -243,6 +245,8 @@ def news(event: Mapping[str, Any]) -> str:
         return f"v{fields['policy_version']}: accuracy {told} of {fields['num_prompts']} prompts{graded}"
     if kind == "run.finished":
         return ": ".join(str(event[name]) for name in ("status", "cause") if event.get(name))
+    if kind in NO_LEARNING:
+        return "; ".join(str(event[name]) for name in ("because", "advice") if event.get(name))
     return NEWS[kind].format_map(_Fields(event)) if kind in NEWS else ""
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.plug_in import hint, is_path, load_function
-from asyncrl.reward.verifier import Abstained, GroupFunction, Verifier, VerifierInput, is_async
+from asyncrl.reward.verifier import Abstained, GroupFunction, RowColumns, Verifier, VerifierInput, is_async
 
 # ── compute score ─────────────────────────────────────────────────────────────────────────────
 # verl's reward functions as verifiers, told by their arguments.
@@ -70,7 +70,7 @@ def adapt(function: Callable[..., Any], options: Mapping[str, Any], *, path: str
             "solution_str": inputs.completion,
             "ground_truth": inputs.answer,
             "data_source": inputs.data_source,
-            "extra_info": dict(inputs.extra),
+            "extra_info": RowColumns(inputs.extra),
         }
         return function(**{name: values[name] for name in given}, **options)
 

@@ -12,7 +12,7 @@ import inspect
 import math
 import reprlib
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -72,6 +72,15 @@ class VerifierInput(Struct, frozen=True, kw_only=True):
     turns: list[JudgedTurn] = []
     episode_reward: float | None = None
     scores: dict[str, float] = {}
+
+
+class RowColumns(dict[str, str | int | float | bool | None]):
+    """Columns of a row by name. A `KeyError` for one that it lacks names those that it has."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        error = KeyError(name)
+        error.add_note(f"extra of the row has {', '.join(self) or 'nothing'}")
+        raise error
 
 
 def verifier_input(

@@ -40,9 +40,9 @@ LEGEND = """\
 columns: v policy version, reward and acc accuracy of the batch as it was sampled, loss
          of the policy (it need not fall), grad norm of the gradient (no signal: the
          rewards of each group are equal), len mean tokens,
-         stale mean/max staleness in versions, kl from the policy that sampled; of the
-         last 10 steps: tok/s trained tokens per second, wait t/r share of time that
-         trainer/rollouts waited; eta time left
+         stale mean/max staleness in versions, kl nats per trained token from the policy
+         that sampled (k3: never negative); of the last 10 steps: tok/s trained tokens
+         per second, wait t/r share of time that trainer/rollouts waited; eta time left
 eval     held-out prompts, greedy unless evaluation.temperature is set; a step's acc is
          of completions that were sampled at sampling.temperature"""
 """Explains the abbreviations of `step_line`; printed before the first step."""
@@ -307,7 +307,7 @@ def step_line(step: Step, eta_s: float | None, width: int | None = None) -> str:
         (2, f"len {m['length_mean']:.0f}"),
         (2, f"turns {m['turns_mean']:.1f}" if "turns_mean" in m else ""),
         (3, f"stale {m['staleness_mean']:.1f}/{m['staleness_max']:.0f}"),
-        (6, f"kl {m.get('kl', 0.0):z.4f}"),
+        (6, f"kl {m['kl']:z.4f}" if "kl" in m else ""),
         (5, f"tok/s {_thousands(m['tokens_per_s'])}" if "tokens_per_s" in m else ""),
         (7, f"wait t/r {_percent(m, 'wait_trainer')}/{_percent(m, 'wait_rollout')}"),
         (4, "" if eta_s is None else f"eta {_clock(eta_s)}"),

@@ -322,7 +322,8 @@ class RunNode:
                     self.run = await unless_told(stopping, self._find())
                 yield
         if stopping.by_signal:
-            raise ToldToLeave(PARENT_DIED if stopping.is_orphaned else TOLD)
+            told = PARENT_DIED if stopping.is_orphaned else TOLD
+            raise ToldToLeave(told.format("its run goes on" if self._is_member else "it had joined no run"))
 
     async def sessions(self) -> AsyncIterator[NodeSession]:
         """
@@ -349,9 +350,9 @@ class RunNode:
         return replace(made, run_id=self.run_id) if self._is_member else made
 
 
-TOLD = "a signal told this process to leave, and its run goes on; to take a node away for good, use asyncrl drain"
-PARENT_DIED = "the process that started this one has died, and its run goes on: start it again"
-"""Sentences of `ToldToLeave`."""
+TOLD = "a signal told this process to leave, and {}; to take a node away for good, use asyncrl drain"
+PARENT_DIED = "the process that started this one has died, and {}: start it again"
+"""Sentences of `ToldToLeave`, with what becomes of the run."""
 
 
 async def join_steadily(

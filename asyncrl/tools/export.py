@@ -409,7 +409,7 @@ def _metric_rows(columns: list[EvaluationEvent], limit: int | None) -> list[list
     if any(column.metrics.get("failed") for column in columns):
         rows.append(["failed, in no mean", *(_cell(column.metrics.get("failed"), ".0f") for column in columns)])
     rows.append(["tokens, mean", *(_cell(column.metrics.get("length_mean"), ".1f") for column in columns)])
-    rows.append(["cut at the limit", *(_cell(column.metrics.get("truncated")) for column in columns)])
+    rows.append(["ended at the limit, right or not", *(_cell(column.metrics.get("truncated")) for column in columns)])
     if any(column.max_tokens not in (0, limit) for column in columns):
         rows.append(["limit in tokens, set while the run went on", *(str(c.max_tokens or limit) for c in columns)])
     return rows

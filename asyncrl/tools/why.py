@@ -422,7 +422,7 @@ def explain(record: RunRecord) -> Explanation:
         {role: shares for role in ROLES if (shares := steady.shares(role))},
         {name: steady.node_shares(name) for name in steady.nodes},
         diagnose(steady, _evidence(record)) if record.metrics else None,
-        alarms(record.events),
+        alarms(record.events, record.metrics),
         record.measures() if record.metrics else None,
     )
 

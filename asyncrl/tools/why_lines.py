@@ -119,7 +119,7 @@ def _forecast(found: Forecast | None) -> Iterator[str]:
 def _alarms(found: Sequence[Alarm]) -> Iterator[str]:
     for alarm in found:
         yield ""
-        yield f"{alarm.sentence}: {alarm.advice}."
+        yield str(alarm)
 
 
 def _table(shares: Mapping[str, float]) -> Iterator[str]:

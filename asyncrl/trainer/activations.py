@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from transformers import AttentionInterface
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from asyncrl.algo.logprobs import score_states
+from asyncrl.algo.logprobs import MEASURED_EVERY, score_states
 from asyncrl.algo.routing import expert_modules
 from asyncrl.config.config import Config
 from asyncrl.trainer.model.host_memory import Checkpointing, enable_checkpointing
@@ -215,7 +215,7 @@ def pass_bytes(
     Args:
         model: Causal language model on ``meta``; it is changed, and cannot be used for anything else.
         dtype: Dtype that is computed with.
-        entropy: Compute the entropy too.
+        entropy: The entropy of each token is in the loss; that of a few is computed in any case.
         checkpointing: Activations to recompute; see `enable_checkpointing`.
         offload: The inputs of layers that are recomputed wait on the host.
         expert_ranks: Ranks over which experts are spread (expert parallelism); 0 computes all of them here.
@@ -258,10 +258,10 @@ def pass_bytes(
         states = whole[batch.positions]
         del whole
         states.register_hook(mark)  # type: ignore[no-untyped-call]
-        how: dict[str, Any] = {"dtype": dtype, "entropy": entropy, "chunk": chunk}
+        how: dict[str, Any] = {"dtype": dtype, "entropy": 1 if entropy else MEASURED_EVERY, "chunk": chunk}
         scores = score_states(states, weight, head.bias, batch.token_ids, temperature=1.0, **how)
         del states
-        terms = scores.logprobs if scores.entropy is None else scores.logprobs + scores.entropy
+        terms = scores.logprobs + scores.entropy if entropy and scores.entropy is not None else scores.logprobs
         torch.autograd.backward(terms.sum())
     before, after = [*peaks, live.peak][:2]
     has_gradients = any(weight.requires_grad for weight in (vision_tower(model) or nn.Module()).parameters())

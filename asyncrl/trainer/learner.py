@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algo.kl import KlController
+from asyncrl.algo.logprobs import MEASURED_EVERY
 from asyncrl.algo.value import value_loss
 from asyncrl.config.config import Config
 from asyncrl.trainer.algorithm.estimates import BEHAVIOR, Estimates, estimate, select_tokens, token_rewards
@@ -127,6 +128,8 @@ class Updates:
         self._models = models
         self._ranks = ranks
         self._max_tokens = config.trainer.max_tokens_per_micro_batch
+        self._temperature = config.sampling.temperature
+        self._entropy = 1 if config.algorithm.entropy_coef else MEASURED_EVERY
         self._comparable = Comparable(config)
         self.needs_all = trains_without_advantage(recipe, config.algorithm)
         """True if trajectories with an advantage of zero have a gradient too."""
@@ -145,9 +148,7 @@ class Updates:
             trajectories = mini_batch.step.select(places)
             batch = self._models.collate(trajectories)
             with collective(), expert_load.counting(batch.positions):
-                scores = self._models.policy.score(
-                    batch, temperature=self._config.sampling.temperature, entropy=algorithm.entropy_coef > 0
-                )
+                scores = self._models.policy.score(batch, temperature=self._temperature, entropy=self._entropy)
             is_compared = self._comparable.tokens(trajectories, policy_version) if trajectories else None
             inputs = mini_batch.loss_inputs(places, is_compared, device=device)
             result = objective(self._recipe, algorithm, scores, inputs)

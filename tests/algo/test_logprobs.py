@@ -7,6 +7,7 @@ from torch.overrides import TorchFunctionMode
 
 from asyncrl.algo import logprobs
 from asyncrl.algo.logprobs import (
+    MEASURED_EVERY,
     REMOVED,
     SamplingMask,
     Scores,
@@ -17,6 +18,7 @@ from asyncrl.algo.logprobs import (
     ready_kernels,
     score_states,
 )
+from asyncrl.trainer.activations import LiveBytes
 from tests.algo.losses.worked import grad_of
 
 
@@ -142,6 +144,42 @@ def test_what_is_not_asked_for_is_not_there_and_changes_nothing(inputs: Inputs, 
 
     assert {name for name in Scores._fields[1:] if getattr(scores, name) is not None} == set(wanted)
     np.testing.assert_allclose(scores.logprobs, Formula(*inputs, 1.0).logprobs, rtol=1e-10)
+
+
+@pytest.mark.parametrize("chunk", [None, 4 * V])
+def test_an_entropy_in_no_loss_takes_its_numbers_alone_and_the_same_gradient(inputs: Inputs, chunk: int | None) -> None:
+    peaks, gradients = [], []
+    for entropy in (0, MEASURED_EVERY):
+        states, weight, bias = (torch.tensor(array, requires_grad=True) for array in inputs[:3])
+        ids = torch.tensor(inputs[3])
+        with LiveBytes(states, weight, bias, ids) as live:
+            scores = score_states(states, weight, bias, ids, temperature=1.0, entropy=entropy, chunk=chunk)
+            scores.logprobs.sum().backward()
+        peaks.append(live.peak)
+        gradients.append([grad_of(one) for one in (states, weight, bias)])
+
+    assert peaks[1] - peaks[0] <= 2 * N * 8, "beside the logits in memory there is room for no others"
+    assert all(map(torch.equal, *gradients))
+
+
+@pytest.mark.parametrize(("every", "rows"), [(2, N), (8, N), (8, 5), (50, N)])
+def test_tokens_in_a_row_get_the_entropy_of_the_first_of_them(inputs: Inputs, every: int, rows: int) -> None:
+    parts = (torch.tensor(array) for array in inputs)
+    scores = score_states(*parts, temperature=1.0, dtype=torch.float64, entropy=every, chunk=rows * V)
+    assert scores.entropy is not None
+    firsts = [place - place % rows % every for place in range(N)]
+    np.testing.assert_allclose(scores.entropy, Formula(*inputs, 1.0).entropy[firsts], rtol=1e-10)
+
+
+def test_an_entropy_alone_has_its_gradient(inputs: Inputs) -> None:
+    states, weight, bias, ids = (torch.tensor(array, requires_grad=array.dtype.kind == "f") for array in inputs)
+    scores = score_states(states, weight, bias, ids, temperature=1.0, dtype=torch.float64, entropy=True)
+    assert scores.entropy is not None
+    scores.entropy.sum().backward()
+
+    expected = Formula(*inputs, 1.0).gradients(np.zeros(N), np.ones(N))
+    for tensor, gradient in zip((states, weight, bias), expected, strict=False):
+        np.testing.assert_allclose(grad_of(tensor), gradient, rtol=1e-9, atol=1e-11)
 
 
 def test_two_even_tokens_have_log_prob_minus_log_two_and_entropy_log_two() -> None:

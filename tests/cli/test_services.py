@@ -8,11 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from msgspec import structs
 
 from asyncrl.cli import services as services_module
 from asyncrl.cli.services import services
+from asyncrl.records.run_directory import RunSummary
 from asyncrl.wire.keys.key import create_key, new_key
 
 Install = Callable[..., Result]
@@ -275,6 +278,21 @@ def test_without_a_run_file_there_is_one_rollout_which_is_said(install: Install,
     assert "note     --replicas 1 on this machine" in done.output
     assert "--replicas 1\n" in (tmp_path / "f" / "asyncrl.conf").read_text()
     assert "note     --replicas" not in CliRunner().invoke(services, [*line, "--replicas", "3"]).output
+
+
+def test_services_of_a_run_that_is_complete_are_said_to_have_nothing_to_do(install: Install, tmp_path):
+    assert "is complete" not in install("--systemd").output
+    summary = RunSummary(
+        name="my", status="finished", seed=0, steps=100, steps_planned=100, versions=100, wall_s=1.0,
+        trained_tokens=1, staleness_mean=0.0, staleness_max=0,
+    )  # fmt: skip
+    for status, steps, is_said in (("finished", 100, True), ("finished", 101, False), ("interrupted", 100, False)):
+        changed = structs.replace(summary, status=status)
+        (tmp_path / "runs" / "my" / "summary.json").write_bytes(msgspec.json.encode(changed))
+        text = (tmp_path / "my.toml").read_text().partition("[run]")[0]
+        (tmp_path / "my.toml").write_text(f"{text}[run]\nsteps = {steps}\n")
+        told = f"note     the run in {tmp_path}/runs/my is complete (100 steps), so its services end at once: raise"
+        assert (told in install("--systemd").output) == is_said
 
 
 def test_each_service_gets_a_port_for_its_metrics(install: Install):

@@ -59,7 +59,9 @@ def test_failures_that_may_depend_on_what_the_policy_wrote_are_told_to_be_a_bias
 
 
 def test_an_episode_is_one_of_the_completions() -> None:
-    assert sentences({"environment: closed": 3}, {"rollout": 12}) == ["3 of 12 attempts at an episode (25 %) failed: closed"]
+    assert sentences({"environment: closed": 3}, {"rollout": 12}) == [
+        "3 of 12 attempts at an episode (25 %) failed: closed"
+    ]
     assert sentences({"environment: closed": 1}, {}) == ["1 attempt at an episode failed: closed"]
 
 

@@ -147,12 +147,17 @@ def test_a_node_that_a_signal_ended_is_to_come_back_and_one_that_the_broker_ende
         stopping = StopEvent()
         stopping.by_signal = by_signal
         stopping.set()
-        async with RunNode(WHO, RunAddress("ipc:///nowhere"), wait_s=1.0).part_of_run(stopping):
+        node = RunNode(WHO, RunAddress("ipc:///nowhere"), wait_s=1.0, run_id=run_id)
+        async with node.part_of_run(stopping):
             if is_waiting:
                 raise ToldToStop
 
+    run_id = "abc"
     asyncio.run(scene(by_signal=False))
     with pytest.raises(ToldToLeave, match="a signal told this process to leave, and its run goes on"):
+        asyncio.run(scene(by_signal=True))
+    run_id = ""
+    with pytest.raises(ToldToLeave, match="a signal told this process to leave, and it had joined no run"):
         asyncio.run(scene(by_signal=True))
 
 
@@ -218,7 +223,7 @@ def test_a_node_whose_parent_has_died_says_so_to_the_run_and_to_its_log() -> Non
         hub = MemoryHub()
         await serve(FakeActor(), hub.connect(PEER), beat_s=60, stopping=stopping)
         assert await last(hub) == Bye("the process that started it has died")
-        async with RunNode(WHO, RunAddress("ipc:///nowhere"), wait_s=1.0).part_of_run(stopping):
+        async with RunNode(WHO, RunAddress("ipc:///nowhere"), wait_s=1.0, run_id="abc").part_of_run(stopping):
             pass
 
     with pytest.raises(ToldToLeave, match="the process that started this one has died, and its run goes on"):

@@ -14,7 +14,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from asyncrl.algo.logprobs import score_states
+from asyncrl.algo.logprobs import MEASURED_EVERY, score_states
 from asyncrl.trainer.activations import AllOnMeta, LayerInputs, LiveBytes, largest_micro_batch, pass_bytes
 from asyncrl.trainer.model.host_memory import Checkpointing, enable_checkpointing
 from asyncrl.trainer.model.loading import packed_states
@@ -64,7 +64,7 @@ def real_peak(model: Any) -> int:
     head = model.get_output_embeddings()
     with LiveBytes(*model.parameters(), *model.buffers()) as live:
         states = packed_states(model.base_model, batch)[batch.positions]
-        scores = score_states(states, head.weight, head.bias, batch.token_ids, temperature=1.0)
+        scores = score_states(states, head.weight, head.bias, batch.token_ids, temperature=1.0, entropy=MEASURED_EVERY)
         del states
         scores.logprobs.sum().backward()
     return live.peak
@@ -190,7 +190,7 @@ def planned_pictures_real_peak(model: Any) -> int:
         del pixels, pictures
         states = packed_states(model.base_model, batch, **features)[batch.positions]
         del features
-        scores = score_states(states, head.weight, head.bias, batch.token_ids, temperature=1.0)
+        scores = score_states(states, head.weight, head.bias, batch.token_ids, temperature=1.0, entropy=MEASURED_EVERY)
         del states
         scores.logprobs.sum().backward()
     return live.peak

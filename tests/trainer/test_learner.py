@@ -552,7 +552,9 @@ def test_an_episode_is_trained_as_if_each_turn_had_a_row_of_its_own(
     assert metrics["untrained/turn_tokens"] > 0
     assert metrics["packed_tokens"] < 0.7 * expected["packed_tokens"]
     assert metrics["num_tokens"] - metrics["untrained/turn_tokens"] == expected["num_tokens"]
-    compared = expected.keys() & {"loss", "grad_norm", "kl_ref", "entropy", "rollout_corr/kl"}
+    compared = expected.keys() & {"loss", "grad_norm", "kl_ref", "rollout_corr/kl"}
+    if "entropy_coef" in algorithm:  # else a turn of which every token is rejected is computed as a part alone
+        compared.add("entropy")
     assert {k: metrics[k] for k in compared} == pytest.approx({k: expected[k] for k in compared}, rel=1e-6, abs=1e-6)
     for name, grad in grads.items():
         torch.testing.assert_close(grad, separate[name], rtol=1e-6, atol=1e-6)

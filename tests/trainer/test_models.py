@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in the stubs
 from torch.distributed.tensor import DTensor
 
-from asyncrl.algo.logprobs import Scores
+from asyncrl.algo.logprobs import MEASURED_EVERY, Scores
 from asyncrl.config.config import Config
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError, LedgerError
@@ -310,7 +310,7 @@ def test_gradients_of_all_micro_batches_make_one_step(config, max_tokens, passes
     metrics = scene.updates.policy(scene.mini_batch(), 0.25, None)
 
     assert scene.policy.asked == passes
-    assert scene.policy.settings == {"temperature": 0.7, "entropy": False}
+    assert scene.policy.settings == {"temperature": 0.7, "entropy": MEASURED_EVERY}
     assert (metrics["loss"], metrics["grad_norm"]) == pytest.approx((-1 / 6, 1 / 6))
     assert (metrics["micro_batches"], metrics["trained_tokens"], metrics["skipped"]) == (len(passes), 4, 0)
     assert scene.policy.answer.item() == pytest.approx(LOGPROB + 0.25)

@@ -22,9 +22,10 @@ from asyncrl.config.config import Config
 from asyncrl.config.correction import WIDE, clips_to_sampler, with_clip_high
 from asyncrl.config.sections.sampling import LOW, greedy
 from asyncrl.messages.supervisor import Incident
-from asyncrl.records.alarms import NO_LEARNING
+from asyncrl.records.alarms import NO_LEARNING, RAISED_BY, Raised
 from asyncrl.records.events import ENDED_BY, EventKind
 from asyncrl.records.formatting import counted
+from asyncrl.records.learning import FIRST_STEPS, MOSTLY, Judgement, Learning
 
 KEPT = 12
 """Incidents kept, one for each sentence but for its `VARIED` fields."""
@@ -71,8 +72,9 @@ SENTENCES = {
     "step.failed": "the trainer failed at step {step}: {reason}",
     "step.skipped": "no update in step {step}: {cause}",
     "logprob_gap.exceeded": "rollout and trainer log-probs differ too much at step {step}",
-    "signal.none": "nothing to learn from since step {step}: {advice}",
-    "completions.cut": "most completions are cut since step {step}: {advice}",
+    "signal.none": "nothing to learn from by step {step}: {advice}",
+    "completions.cut": "most completions are cut and nothing is learned by step {step}: {advice}",
+    "reward.fell": "the batches have become worse by step {step}: {advice}",
     "ess.low": "a few tokens outweigh the others since step {step}: `asyncrl why` says what to change",
     "clip.high": "many tokens are clipped since step {step}: `asyncrl why` says what to change",
     "broker.refused": "the broker refused the run: {cause}",
@@ -215,16 +217,11 @@ class _Words(dict[str, Any]):
 # bounds the ratios. The share of clipped tokens rises where the loss bounds them: those tokens teach nothing, and the
 # run is safe and slow. bench/RESULTS.md has runs that show both.
 #
-# A run whose groups have no differences of rewards, or whose completions are cut, learns nothing from the first step
-# on: these are told after `FIRST_STEPS`, not after a day, and again only when as many steps have been well meanwhile:
-# a run that has solved its prompts has steps with a difference here and there.
+# Whether a run learns, `asyncrl.records.learning` judges, from its first steps on. A trouble is told at once, and is
+# over when `FIRST_STEPS` in a row have been without it.
 
 STEPS = 10
 """Steps over which a metric is averaged: single steps exceed the bound in healthy runs too."""
-FIRST_STEPS = 3
-"""Steps in a row after which a run is told that it learns nothing, or counts as learning again."""
-MOSTLY_CUT = 0.9
-"""Share of completions that end at their limit."""
 LEARNS_FROM_CLIPPED = ("cispo", "gspo")
 """Losses that are not warned about: one learns from clipped tokens too, the other clips many by design."""
 Line = Mapping[str, float]
@@ -262,36 +259,25 @@ class DriftAlarm:
         return {"step": line["step"], self._metric: round(mean, 4), "bound": self._bound}
 
 
-class StreakAlarm:
-    """
-    Warns when a metric has been at a bound or above it for `FIRST_STEPS` in a row; armed again when it has been below
-    for as many.
-    """
+class LearningAlarm:
+    """Tells when a run begins to learn nothing, and when that is over."""
 
-    def __init__(self, metric: str, *, bound: float) -> None:
-        self._metric = metric
-        self._bound = bound
-        self._is_raised = False
-        self.has_ended = False
-        """True if the last step ended what it had warned about."""
-        self._num_steps = 0
-        """Steps in a row that contradict ``_is_raised``."""
+    def __init__(self) -> None:
+        self._learning = Learning()
+        self._raised: Raised | None = None
+        self._num_well = 0
+        """Steps in a row without the trouble that was told."""
 
-    def check(self, line: Line) -> dict[str, float]:
-        """Fields of the event, given the metrics of a new step; empty if there is nothing to warn about."""
-        value, self.has_ended = line.get(self._metric), False
-        if value is None or isnan(value):
-            return {}
-        is_beyond = value >= self._bound
-        self._num_steps = self._num_steps + 1 if is_beyond != self._is_raised else 0
-        if self._num_steps < FIRST_STEPS:
-            return {}
-        self._is_raised, self._num_steps, self.has_ended = is_beyond, 0, not is_beyond
-        if not is_beyond:
-            return {}
-        return {"step": line["step"]} | {
-            name: round(line.get(name, 0.0), 4) for name in (self._metric, "reward", "truncated")
-        }
+    def check(self, line: Line) -> tuple[Raised | None, Raised | None, Judgement]:
+        """The trouble that is over with a new step, the one that begins, and the judgement by then."""
+        self._learning.add(line)
+        judged, before = self._learning.judgement, self._raised
+        kind = RAISED_BY.get(judged.state)
+        self._num_well = 0 if kind == before else self._num_well + 1
+        if kind == before or (kind is None and self._num_well < FIRST_STEPS):
+            return None, None, judged
+        self._raised, self._num_well = kind, 0
+        return before, kind, judged
 
 
 class DriftAlarms:
@@ -300,41 +286,44 @@ class DriftAlarms:
     def __init__(self, config: Config, lines: Iterable[Line] = ()) -> None:
         algorithm = config.algorithm
         most_clipped = 1.0 if algorithm.loss in LEARNS_FROM_CLIPPED else algorithm.clip_warn
-        self._alarms: dict[EventKind, DriftAlarm | StreakAlarm] = {
-            "signal.none": StreakAlarm("zero_advantage_fraction", bound=1.0),
-            "completions.cut": StreakAlarm("truncated", bound=MOSTLY_CUT),
+        self._learning = LearningAlarm()
+        self._alarms: dict[EventKind, DriftAlarm] = {
             "ess.low": DriftAlarm("ess", healthy=1.0, bound=algorithm.ess_warn),
             "clip.high": DriftAlarm("clip_fraction", healthy=0.0, bound=most_clipped),
         }
         for line in lines:
+            self._learning.check(line)
             for alarm in self._alarms.values():
                 alarm.check(line)
 
     def check(self, line: Line, config: Config) -> Iterator[tuple[EventKind, dict[str, float | str]]]:
         """Kind and fields of each event of a new step; ``config`` has the settings that hold now."""
+        ended, begun, judged = self._learning.check(line)
+        if ended:
+            yield NO_LEARNING[ended], {"step": line["step"]}
+        if begun:
+            told = advice(begun, config) if begun == "reward.fell" else signal_advice(begun, line, config)
+            yield begun, {"step": line["step"], "because": judged.because, "advice": told}
         for kind, alarm in self._alarms.items():
             if fields := alarm.check(line):
-                told = early_advice(kind, fields, config) if kind in NO_LEARNING else advice(kind, config)
-                yield kind, {**fields, "advice": told}
-            elif isinstance(alarm, StreakAlarm) and alarm.has_ended:
-                yield NO_LEARNING[kind], {"step": line["step"]}
+                yield kind, {**fields, "advice": advice(kind, config)}
 
 
-def early_advice(kind: str, fields: Mapping[str, float], config: Config) -> str:
-    """Meaning of an event of the first steps, and what to look at, in a sentence."""
+def signal_advice(kind: Raised, line: Line, config: Config) -> str:
+    """Meaning of an event of a run without a signal, and what to look at, in a sentence."""
     sampling, limit = config.sampling, config.longest_written("train")
     longer = f"raise {'environment' if config.environment.is_set else 'sampling'}.max_tokens (now {limit:,})"
     if kind == "completions.cut":
         return (
             f"what is cut has no answer, so its reward says little; {longer}, or look whether an end token is missing"
         )
-    meaning = "no trajectory differs in its reward from the others of its group, so there is nothing to learn from"
+    meaning = "hardly a trajectory differs in its reward from the others of its group, so there is little to learn from"
     remedies = ["see what is rewarded (`asyncrl reward try`, `asyncrl top`)"]
-    if fields["truncated"] >= MOSTLY_CUT:
+    if line.get("truncated", 0.0) >= MOSTLY:
         remedies.insert(0, longer)
     if cause := greedy(sampling, LOW):
         remedies.insert(0, f"let a group differ: sampling.{cause}")
-    remedies.append("take easier problems" if fields["reward"] <= 0 else "take harder ones, if all are right")
+    remedies.append("take easier problems" if line.get("reward", 0.0) <= 0 else "take harder ones, if all are right")
     return f"{meaning}; {', or '.join(remedies)}"
 
 
@@ -352,6 +341,9 @@ def advice(kind: str, config: Config) -> str:
         )
         if clips_to_sampler(config.algorithm) and (algorithm.clip_high or 0.0) < WIDE:
             remedies.append(f"widen the bound (algorithm.clip_high, such as {WIDE:g})")
+    elif kind == "reward.fell":
+        meaning = "the policy loses what it had learned"
+        remedies.append("export the best checkpoint, or go on from it")
     else:
         meaning = (
             "the trained trajectories are far from what the policy in training would write, and a few of their tokens "

@@ -11,10 +11,11 @@ import errno
 import inspect
 import os
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from asyncrl.environment import ModelFailed
 from asyncrl.errors import ConfigError, VerifierError
@@ -24,6 +25,7 @@ from asyncrl.reward import catalogue, routing
 from asyncrl.reward.verifier import (
     Abstained,
     GroupFunction,
+    RowColumns,
     Verdict,
     Verifier,
     VerifierInput,
@@ -43,6 +45,8 @@ from asyncrl.reward.workers.messages import (
     read,
 )
 from asyncrl.workers.frames import take_pipes
+
+Input = TypeVar("Input", bound=VerifierInput)
 
 OURS = (__file__, routing.__file__, catalogue.__file__, str(Path(asyncio.__file__).parent))
 """Files whose traceback frames are left out of messages: they are not the verifier's."""
@@ -75,10 +79,10 @@ class Functions:
 
     def call(self, inputs: Judgeable) -> Any:
         if not isinstance(inputs, list):
-            return self._verifier(inputs)
+            return self._verifier(_with_columns(inputs))
         if self._group is None:
             raise VerifierError("a group is to be judged, and there is no reward.group")
-        return self._group(inputs)
+        return self._group([_with_columns(one) for one in inputs])
 
 
 class RewardWorker:
@@ -112,7 +116,7 @@ class RewardWorker:
                 value = self._runner.run(_awaited(value))
             return encode(Judged(number, _verdicts(inputs, value)))
         except BaseException as error:  # noqa: BLE001  user code may raise anything, SystemExit included
-            return _failed(number, error, inputs)
+            return _failed(number, error)
 
     async def _judge_concurrently(self, request: Judge) -> None:
         async def judge(number: int, encoded: Raw) -> None:
@@ -133,7 +137,11 @@ class RewardWorker:
         except BaseException as error:  # noqa: BLE001  as above
             if deadline.expired():
                 return encode(Judged(number, [], hung_message(limit_s), retryable=True))
-            return _failed(number, error, inputs)
+            return _failed(number, error)
+
+
+def _with_columns(inputs: Input) -> Input:
+    return replace(inputs, extra=RowColumns(inputs.extra))
 
 
 def _verdicts(inputs: Judgeable, value: object) -> list[Verdict]:
@@ -144,7 +152,7 @@ async def _awaited(value: Any) -> Any:
     return await value
 
 
-def _failed(number: int, error: BaseException, inputs: Judgeable) -> bytes:
+def _failed(number: int, error: BaseException) -> bytes:
     """Convert an exception. It is retryable unless the verifier says otherwise: a service may be back later."""
     if isinstance(error, ModelFailed):
         return encode(Judged(number, [], _clean(str(error)), error.retryable))
@@ -152,8 +160,6 @@ def _failed(number: int, error: BaseException, inputs: Judgeable) -> bytes:
         is_ours = type(error) in (VerifierError, Abstained)  # and no subclass that a verifier made
         text = str(error) if is_ours else describe(error, *OURS)
         return encode(Judged(number, [], _clean(text), bool(error.retryable)))
-    if type(error) is KeyError and isinstance(inputs, VerifierInput) and not any(k in error.args for k in inputs.extra):
-        error.add_note(f"extra of the row has {', '.join(inputs.extra) or 'nothing'}")
     reason = f"the function raised {describe(error, *OURS)}"
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
         reason += "; reward.file_bytes limits the size of a file"

@@ -16,10 +16,11 @@ from msgspec import Struct
 from asyncrl.broker.nodes.availability import PATIENCE_S
 from asyncrl.messages.words import Role
 from asyncrl.records import formatting
-from asyncrl.records.alarms import alarms
+from asyncrl.records.alarms import NO_LEARNING, alarms
 from asyncrl.records.evaluation_metrics import failed_note, graded_reward
 from asyncrl.records.events import weighed
 from asyncrl.records.formatting import UNKNOWN, counted
+from asyncrl.records.learning import Learning
 from asyncrl.records.measures import RECENT, RECENTLY, Ends, Measures, number, recently
 from asyncrl.records.node_states import AWAY
 from asyncrl.records.run_record import RunRecord, paused_by
@@ -158,9 +159,11 @@ def _judged(record: RunRecord, waits: Mapping[str, Mapping[str, float]] | None) 
     if not record.metrics:
         return _starting(record)
     slowed = "" if waits is None else _in_the_way(record, waits)
-    if told := _alarms(record) or trouble_sentence(record.events, otherwise=""):
+    others = [event for event in record.events if event.get("event") not in NO_LEARNING]
+    if told := _alarms(record) or trouble_sentence(others, otherwise=""):
         return "note", f"{told} {slowed}".strip()
-    return "well", slowed
+    judged = Learning(record.metrics).judgement
+    return "well", " ".join(filter(None, (judged.because and f"{judged.because}.", slowed)))
 
 
 def _starting(record: RunRecord) -> tuple[Verdict, str]:
@@ -276,7 +279,7 @@ def samples_sentence(record: RunRecord) -> str:
         told.append(f"{formatting.share(cut)} of the completions of the {span} were cut at their limit")
     if (equal := _recent(record, "zero_advantage_fraction")) is not None:
         told.append(
-            f"{formatting.share(equal)} of them taught nothing, as all rewards of their group were equal, "
+            f"{formatting.share(equal)} of the completions taught nothing, as all rewards of their group were equal, "
             "which is usual where prompts are too easy or too hard"
         )
     found = f" {'; '.join(told).capitalize()}." if told else ""
@@ -470,7 +473,8 @@ def _moved(first: float, last: float, form: Callable[[float], str]) -> str:
 
 
 def _alarms(record: RunRecord) -> str:
-    return " ".join(f"{alarm.sentence}: see Events." for alarm in alarms(record.events))
+    found = alarms(record.events, record.metrics)
+    return " ".join(f"{alarm.sentence}{': see Events' if alarm.advice else ''}." for alarm in found)
 
 
 def _lost(record: RunRecord) -> str:

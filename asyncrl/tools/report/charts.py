@@ -347,7 +347,8 @@ CURVES = (
         is_expected=False,
     ),
     Curve(title="Gradient norm before clipping", keys={"": "grad_norm"}),
-    Curve(title="KL of trained policy and sampler, nats", keys={"": "kl"}),
+    Curve(title="KL from the policy that sampled (k3), nats per token", keys={"": "kl"}),
+    Curve(title="Entropy of trained tokens, mean, nats", keys={"": "entropy"}, zero=False),
     Curve(
         title="KL to the reference, nats",
         keys={"in the loss": "kl_ref", "in the reward": "kl_in_reward"},
@@ -373,7 +374,6 @@ CURVES = (
     Curve(
         title="Trajectories without an advantage", keys={"": "zero_advantage_fraction"}, percent=True, is_expected=False
     ),
-    Curve(title="Entropy, nats", keys={"": "entropy"}, is_expected=False),
     Curve(
         title="Load of a layer's busiest expert, relative to an even one",
         keys={"": "experts/max_load"},

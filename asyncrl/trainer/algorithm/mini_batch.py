@@ -377,7 +377,7 @@ class MicroBatchLoss:
 
 def objective(recipe: Recipe, algorithm: Algorithm, scores: Scores, inputs: LossInputs) -> MicroBatchLoss:
     """
-    Loss of a micro-batch, by the formula above; ``scores`` [N] contain entropy if ``algorithm.entropy_coef`` is set.
+    Loss of a micro-batch, by the formula above; ``scores`` [N] contain entropy, in the loss or as a metric alone.
     """
     loss, metrics, keep = _policy_loss(recipe, scores.logprobs, inputs)
     if inputs.ref_logprobs is not None:
@@ -385,8 +385,9 @@ def objective(recipe: Recipe, algorithm: Algorithm, scores: Scores, inputs: Loss
         loss, keep = loss + algorithm.kl_coef * torch.dot(kl, inputs.weights), inputs.keep
         metrics["kl_ref"] = kl.detach()
     if scores.entropy is not None:
-        loss, keep = loss - algorithm.entropy_coef * torch.dot(scores.entropy, inputs.weights), inputs.keep
         metrics["entropy"] = scores.entropy.detach()
+    if scores.entropy is not None and algorithm.entropy_coef:
+        loss, keep = loss - algorithm.entropy_coef * torch.dot(scores.entropy, inputs.weights), inputs.keep
     return MicroBatchLoss(loss, metrics, keep)
 
 

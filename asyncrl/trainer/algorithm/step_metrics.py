@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algo.aggregate import combined, effective_sample_size, log_sums
+from asyncrl.algo.kl import k3
 from asyncrl.config.config import Config
 from asyncrl.log import get_logger
 from asyncrl.messages.trajectory import Span
@@ -122,7 +123,7 @@ class StepMetrics:
             self._gaps.append(torch.stack((compared.sum(), compared.max(), num_compared)))
         self._sum("loss", result.loss)
         self._sum("kept_tokens", torch.ones_like(shift) if result.keep is None else result.keep)
-        self._mean("kl", inputs.old_logprobs - logprobs)
+        self._mean("kl", k3(inputs.behavior_logprobs, logprobs))
         self._mean("log_ratio_abs_mean", shift)
         for name, values in result.metrics.items():
             if values.numel():

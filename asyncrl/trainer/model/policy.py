@@ -122,10 +122,12 @@ class Policy:
         with torch.no_grad():
             self._computation.run(self._refuse_other_heads, path)
 
-    def score(
-        self, batch: MicroBatch, *, temperature: float, entropy: bool = False, sum_pi_squared: bool = False
-    ) -> Scores:
-        """Score the N completion tokens of ``batch``. Every parameter is in the graph, even with N = 0."""
+    def score(self, batch: MicroBatch, *, temperature: float, entropy: int = 0, sum_pi_squared: bool = False) -> Scores:
+        """
+        Score the N completion tokens of ``batch``. Every parameter is in the graph, even with N = 0.
+
+        ``entropy`` is as in `score_states`.
+        """
         own = self._computation.run(
             self._score, batch, temperature=temperature, entropy=entropy, sum_pi_squared=sum_pi_squared
         )
@@ -170,7 +172,7 @@ class Policy:
         """Names, shapes and dtypes of `named_weights`."""
         return list(self._specs)
 
-    def _score(self, batch: MicroBatch, *, temperature: float, entropy: bool, sum_pi_squared: bool) -> Scores:
+    def _score(self, batch: MicroBatch, *, temperature: float, entropy: int, sum_pi_squared: bool) -> Scores:
         pictures = picture_features(self.model, batch.pictures, self.device)
         if self._replay is not None:
             self._replay.routes = batch.routes  # until the next micro-batch: the backward pass may need them again

@@ -7,8 +7,8 @@ Attention over a packed row of sequences: each sequence attends to itself only.
                      1 x 4   2 x 2           c · · ▚
 
 On a CUDA device of compute capability 8.0 or more with a 16-bit dtype, and on an NPU, one variable-length kernel takes
-all sequences. Elsewhere, sequences of the same length go through torch's scaled_dot_product_attention as a batch; on a
-CUDA device, the reason is logged once.
+all sequences, if it takes their heads. Elsewhere, sequences of the same length go through torch's
+scaled_dot_product_attention as a batch; on a CUDA device or an NPU, the reason is logged once.
 
 Ranks that share the row (`SequenceGroup`) each compute it for a part of the heads.
 
@@ -22,7 +22,7 @@ from functools import cache
 from inspect import signature
 from itertools import accumulate, groupby
 from math import isclose
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +46,8 @@ from asyncrl.trainer.packing.row import Row
 
 MAX_SEQUENCES = 1000
 """Most sequences of one call; the kernel takes 1 K."""
+MAX_HEADS = 256
+"""Most query heads."""
 MASK_SIZE = 2048
 """Rows and columns of the mask, 4 MiB that stay on the device."""
 CAUSAL, BAND = 3, 4
@@ -100,8 +102,23 @@ def _mask(device: torch.device) -> Tensor:
 log = get_logger()
 
 Heads = tuple[Tensor, Tensor, Tensor]
-"""Queries [K, heads, D], keys and values [K, kv_heads, D]."""
+"""Queries [K, heads, D], keys [K, kv_heads, D] and values [K, kv_heads, E], where E is D in most models."""
 
+
+class Widths(NamedTuple):
+    """Widths of the heads that a kernel takes: at most ``most``, and multiples of ``step``."""
+
+    most: int
+    step: int
+
+
+FLASH, NPU = Widths(256, 8), Widths(768, 1)
+"""
+Widths that torch's kernel, FlashAttention 2, and an NPU's take. Both want values as wide as keys.
+
+Source:
+    torch 2.13, ``mha_varlen_fwd`` and ``mha_varlen_bwd`` of flash_api.cpp; torch_npu 2.14, as above.
+"""
 PACKED, PICTURES = "asyncrl_packed", "asyncrl_flash_pictures"
 """Names in transformers; "flash" in the second makes a vision tower call it once for all pictures."""
 TAKES = frozenset(signature(varlen_attn).parameters)
@@ -134,23 +151,23 @@ def packed_attention(
     Attention function with the signature that transformers calls in each layer.
 
     Args:
-        query: [1, heads, W, D]; ``key`` and ``value`` are [1, kv_heads, W, D]. If ranks share the row, W is this rank's
-            part of it, here and in what is returned.
+        query: [1, heads, W, D]; ``key`` is [1, kv_heads, W, D] and ``value`` [1, kv_heads, W, E]. If ranks share the
+            row, W is this rank's part of it, here and in what is returned.
         attention_mask: Ignored; transformers makes none for this attention.
         scaling: Factor of the scores; None is 1 / √D.
         sliding_window: Keys that a query attends to, itself included; None is all before it.
         row: Sequences of the row, passed through the model as a keyword argument; None is one sequence.
 
     Returns:
-        [1, W, heads, D], and None in place of the attention weights.
+        [1, W, heads, E], and None in place of the attention weights.
     """
     refuse_unknown(module, keywords)
     row = row or Row([np.arange(query.shape[2])], query.device)
     heads = [row.group.to_heads(part) for part in (query, key, value)]
     queries, keys, values = (row.sequences(part[0].transpose(0, 1)) for part in heads)
-    if query.is_cuda and (kernel := _kernel(value, row, scaling, sliding_window)):
+    if query.is_cuda and (kernel := _kernel((queries, keys, values), row, scaling, sliding_window)):
         out = _varlen_attention((queries, keys, values), row, *kernel)
-    elif query.device.type == "npu":
+    elif query.device.type == "npu" and _npu_takes((queries, keys, values)):
         out = npu_attention((queries, keys.to(queries), values.to(queries)), row.lengths, scaling, sliding_window)
     else:
         out = _batched_attention((queries, keys, values), row.lengths, scaling, sliding_window)
@@ -181,7 +198,7 @@ def picture_attention(
     ends = cu_seq_lens_q.tolist()
     row = Row(np.split(np.arange(ends[-1]), ends[1:-1]), query.device)
     queries, keys, values = (row.sequences(part[0].transpose(0, 1)) for part in (query, key, value))
-    if query.is_cuda and (kernel := _kernel(value, row, scaling, None, is_causal=False)):
+    if query.is_cuda and (kernel := _kernel((queries, keys, values), row, scaling, None, is_causal=False)):
         out = _varlen_attention((queries, keys, values), row, *kernel)
     else:
         out = _batched_attention((queries, keys, values), row.lengths, scaling, None, is_causal=False)
@@ -242,24 +259,48 @@ def kernel_options(
     return options | {"is_causal": is_causal}
 
 
+def misfit(heads: Heads, widths: Widths) -> str:
+    """Name what a kernel does not take of the widths of heads; empty if it takes them."""
+    width, key_width, value_width = (part.shape[-1] for part in heads)
+    if not width == key_width == value_width:
+        return f"values {value_width} wide beside keys {key_width} wide"
+    if width > widths.most:
+        return f"heads {width} wide; {widths.most} is the most"
+    if width % widths.step:
+        return f"heads {width} wide; it takes multiples of {widths.step}"
+    return ""
+
+
 def _kernel(
-    value: Tensor, row: Row, scaling: float | None, window: int | None, *, is_causal: bool = True
+    heads: Heads, row: Row, scaling: float | None, window: int | None, *, is_causal: bool = True
 ) -> tuple[torch.dtype, dict[str, Any]] | None:
     """Dtype and arguments of the kernel on a CUDA device; None if it cannot take these, which is logged once."""
+    queries, _, values = heads
     # Autocast counts, because norms return float32 even under autocast.
-    is_cast = torch.is_autocast_enabled(value.device.type)
-    dtype = torch.get_autocast_dtype(value.device.type) if is_cast else value.dtype
-    capability = _capability(value.device)
-    options = kernel_options(TAKES, value.shape[-1], max(row.lengths), scaling, window, is_causal=is_causal)
+    is_cast = torch.is_autocast_enabled(values.device.type)
+    dtype = torch.get_autocast_dtype(values.device.type) if is_cast else values.dtype
+    capability = _capability(values.device)
+    options = kernel_options(TAKES, queries.shape[-1], max(row.lengths), scaling, window, is_causal=is_causal)
     if capability < CAPABILITY:
         _log_slow("a GPU of compute capability {}.{}; 8.0 is the least".format(*capability))
     elif dtype not in (torch.bfloat16, torch.float16):
-        _log_slow(f"{value.dtype}; it takes 16-bit numbers")
+        _log_slow(f"{values.dtype}; it takes 16-bit numbers")
+    elif lacks := misfit(heads, FLASH):
+        _log_slow(lacks)
     elif isinstance(options, str):
         _log_slow(options)
     else:
         return dtype, options
     return None
+
+
+def _npu_takes(heads: Heads) -> bool:
+    """True if an NPU's kernel takes these heads; logged once if it does not."""
+    num_heads = heads[0].shape[1]
+    lacks = misfit(heads, NPU) or (f"{num_heads} heads; {MAX_HEADS} is the most" if num_heads > MAX_HEADS else "")
+    if lacks:
+        _log_slow(lacks)
+    return not lacks
 
 
 @cache
@@ -273,7 +314,7 @@ def _log_slow(lacks: str) -> None:
 
 
 def _varlen_attention(heads: Heads, row: Row, dtype: torch.dtype, options: dict[str, Any]) -> Tensor:
-    """[K, heads, D] by one kernel that takes the ends of the sequences."""
+    """[K, heads, E] by one kernel that takes the ends of the sequences."""
     queries, keys, values = (part.to(dtype) for part in heads)
     longest = max(row.lengths)
     out = varlen_attn(queries, keys, values, row.ends, row.ends, longest, longest, **options)
@@ -284,7 +325,7 @@ def _varlen_attention(heads: Heads, row: Row, dtype: torch.dtype, options: dict[
 def _batched_attention(
     heads: Heads, lengths: Sequence[int], scaling: float | None, window: int | None, *, is_causal: bool = True
 ) -> Tensor:
-    """[K, heads, D], with one batch for each run of sequences of the same length."""
+    """[K, heads, E], with one batch for each run of sequences of the same length."""
     runs = [(length, len(list(run))) for length, run in groupby(lengths)]
     cuts = [length * count for length, count in runs]
     queries, keys, values = (torch.split(part, cuts) for part in heads)

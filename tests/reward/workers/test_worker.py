@@ -42,6 +42,12 @@ def explode(sample):
 def look_up(sample):
     return sample.extra["kind"]
 
+def look_up_elsewhere(sample):
+    return {"known": 1.0}[sample.extra["a"]]
+
+def compute_score(solution_str, ground_truth, extra_info):
+    return extra_info["kind"]
+
 def leave(sample):
     sys.exit(sample.completion)
 
@@ -119,15 +125,25 @@ def test_an_exception_is_reported_with_file_and_line_and_the_worker_goes_on(chil
     assert right.verdicts == [Verdict(2.0, {"correct": 1.0})]
 
 
-def test_a_key_that_the_row_lacks_is_answered_with_those_it_has(child: Child, functions: Path) -> None:
-    child.say(WorkerLoad(Reward(function=f"{functions}:look_up", timeout_s=1.0)))
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("look_up", "the function raised KeyError: 'kind'; extra of the row has a, b ("),
+        ("compute_score", "the function raised KeyError: 'kind'; extra of the row has a, b ("),
+        ("look_up_elsewhere", "the function raised KeyError: 1 ("),
+    ],
+)
+def test_a_key_that_the_row_lacks_is_answered_with_those_it_has_and_one_that_another_dict_lacks_is_not(
+    child: Child, functions: Path, function: str, said: str
+) -> None:
+    child.say(WorkerLoad(Reward(function=f"{functions}:{function}", timeout_s=1.0)))
     child.hear()
 
     child.say(Judge(0, [msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion="", extra={"a": 1, "b": 2})))]))
     answer = child.hear()
 
     assert isinstance(answer, Judged)
-    assert answer.reason.startswith("the function raised KeyError: 'kind'; extra of the row has a, b (")
+    assert answer.reason.startswith(said)
 
 
 def test_sys_exit_in_the_function_is_reported_too(child: Child, functions: Path) -> None:

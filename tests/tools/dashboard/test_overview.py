@@ -284,9 +284,9 @@ def test_timeline_and_samples_begin_with_what_is_seen_and_whether_all_is_well() 
     assert samples_sentence(record()) == "What the policy wrote, and what it was rewarded with."
     assert samples_sentence(record(metrics=lines)) == (
         "What the policy wrote, and what it was rewarded with. The mean reward was 0.725 (last 10 steps; 0.225 in the "
-        "first 10 steps); 25.0 % of the completions of the last 10 steps were cut at their limit; 50.0 % of them "
-        "taught nothing, as all rewards of their group were equal, which is usual where prompts are too easy or too "
-        "hard."
+        "first 10 steps); 25.0 % of the completions of the last 10 steps were cut at their limit; 50.0 % of the "
+        "completions taught nothing, as all rewards of their group were equal, which is usual where prompts are too "
+        "easy or too hard."
     )
 
 
@@ -297,7 +297,26 @@ def test_the_result_of_a_run_without_held_out_prompts_is_its_reward() -> None:
 
 
 def test_an_alarm_is_noted_on_a_run_that_goes_on_and_on_one_that_finished(summary: MakeSummary) -> None:
-    cut = {"event": "completions.cut", "step": 3, "truncated": 0.95, "advice": ""}
-    told = "Take note. At step 3 95 % of the completions had been cut at their limit for three steps: see Events."
-    assert told in sentence(record(metrics=STEPS, events=[cut]), {})
-    assert sentence(record(metrics=STEPS, events=[cut], summary=summary()), {}).endswith(told)
+    lines = [line | {"zero_advantage_fraction": 0.925, "grad_norm": 0.1, "reward": 0.5} for line in STEPS]
+    raised = {"event": "signal.none", "step": 9, "advice": "take easier problems"}
+    told = (
+        "Take note. 92.5 % of the completions of the last 10 steps taught nothing, because all rewards of their group "
+        "were equal; the mean reward was 0.5: see Events."
+    )
+    assert told in sentence(record(metrics=lines, events=[raised]), {})
+    assert told.replace(": see Events", "") in sentence(record(metrics=lines), {}), "also without the event"
+    assert sentence(record(metrics=lines, events=[raised], summary=summary()), {}).endswith(told)
+
+
+def test_an_alarm_that_applies_no_more_leaves_a_run_well(summary: MakeSummary) -> None:
+    raised = {"event": "completions.cut", "step": 3, "advice": "raise sampling.max_tokens"}
+    lines = [line | {"zero_advantage_fraction": 0.4, "truncated": 0.95, "accuracy": 0.48} for line in STEPS]
+    assert "All is well. Most in the way" in sentence(record(metrics=lines, events=[raised]), {})
+    assert sentence(record(metrics=lines, events=[raised], summary=summary()), {}).endswith("It ended as planned.")
+
+
+def test_a_run_that_has_solved_its_prompts_is_well_and_says_so() -> None:
+    lines = [line | {"zero_advantage_fraction": 0.95, "accuracy": 0.5 if line["step"] < 10 else 0.97} for line in STEPS]
+    assert "All is well. 97.0 % of the completions of the last 10 steps were right" in sentence(
+        record(metrics=lines), {}
+    )

@@ -185,7 +185,8 @@ def test_curves_without_numbers_are_named_instead_of_drawn(make_run: MakeRun) ->
 
     assert empty == [
         "Gradient norm before clipping",
-        "KL of trained policy and sampler, nats",
+        "KL from the policy that sampled (k3), nats per token",
+        "Entropy of trained tokens, mean, nats",
         "Log-ratio of trained policy and sampler, nats",
         "Tokens clipped, completions cut",
     ]
@@ -199,7 +200,7 @@ def test_optional_curves_are_drawn_if_recorded_and_not_reported_as_empty(make_ru
 
     assert sum("Parts of the reward" in chart for chart in charts) == 1
     assert any(">form</text>" in chart and ">terse</text>" in chart for chart in charts)
-    assert sum("Entropy, nats" in chart for chart in charts) == 1
+    assert sum("Entropy of trained tokens" in chart for chart in charts) == 1
     assert not any("critic" in title for title in empty)
 
 

@@ -1,7 +1,14 @@
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from structlog.testing import capture_logs
+from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from asyncrl.algo.aggregate import Ragged
 from asyncrl.messages.trajectory import Span
@@ -113,7 +120,7 @@ def test_means_are_over_the_tokens_of_all_micro_batches() -> None:
     assert metrics["loss"] == pytest.approx(-0.2)
     assert metrics["clip_fraction"] == 0.25
     assert metrics["kept"] == 1.5, "a metric of fewer tokens is a mean over those"
-    assert metrics["kl"] == pytest.approx(-0.2 / 4, abs=1e-6)
+    assert metrics["kl"] == pytest.approx(np.mean([np.exp(r) - 1 - r for r in (0.5, -0.5, 0.0, 0.2)]), abs=1e-6)
     assert metrics["log_ratio_abs_mean"] == pytest.approx(1.2 / 4, abs=1e-6)
     assert metrics["log_ratio_abs_max"] == pytest.approx(0.5, abs=1e-6)
     assert metrics["logprob_gap_mean"] == pytest.approx(0.5 / 2, abs=1e-6)
@@ -166,7 +173,7 @@ def test_means_are_over_the_tokens_of_all_ranks() -> None:
     metrics = first.metrics(ranks)
 
     assert metrics["loss"] == pytest.approx(0.5 - 0.9)
-    assert metrics["kl"] == pytest.approx((0.5 - 0.9) / 4)
+    assert metrics["kl"] == pytest.approx((np.exp(-0.5) - 0.5 + 3 * (np.exp(0.3) - 1.3)) / 4)
     assert metrics["log_ratio_abs_max"] == pytest.approx(0.5)
     assert metrics["trained_tokens"] == 4
     weights = np.exp([-0.5, 0.3, 0.3, 0.3])
@@ -195,3 +202,109 @@ def test_a_step_of_several_updates_adds_counts_and_averages_the_rest() -> None:
         "logprob_gap_mean": 0.1,
         "critic_skipped": 2.0,
     }
+
+
+# ── test every metric of a step ───────────────────────────────────────────────────────────────
+
+REJECTING = {"rejection": "token_k1", "rejection_threshold": "0.8_1.2"}
+MODES: dict[str, dict[str, Any]] = {
+    "bypass": {},
+    "decoupled": {"mode": "decoupled"},
+    "anchored": {"mode": "decoupled", "anchor": "publish"},
+    "bypass, rejecting": REJECTING,
+    "decoupled, rejecting": {"mode": "decoupled", **REJECTING},
+}
+CUTS: dict[str, dict[str, int]] = {
+    "one update": {},
+    "micro-batches": {"max_tokens_per_micro_batch": 40},
+    "several updates": {"mini_batches": 3, "epochs": 2},
+}
+
+
+class Told(NamedTuple):
+    """What transformers says about one trajectory, [T] each, and what its group says."""
+
+    shift: NDArray[Any]
+    """Log-ratio of the policy at the start of the step to the one that sampled."""
+    ratio: NDArray[Any]
+    """Ratio that the loss clips."""
+    entropy: NDArray[Any]
+    is_kept: NDArray[np.bool_]
+    is_good: bool
+
+
+def scored(path: Path, weights: Mapping[str, Tensor], one: TrainingTrajectory) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Log-probs and entropies [T] of the completion, by transformers alone."""
+    model = AutoModelForCausalLM.from_pretrained(path)
+    model.load_state_dict(dict(weights), strict=False)
+    ids = torch.tensor(np.concatenate((one.prompt_ids, one.completion_ids))).long()
+    with torch.no_grad():
+        log_p = model(input_ids=ids[None]).logits[0].double().log_softmax(-1)[len(one.prompt_ids) - 1 : -1]
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    return log_p.gather(1, ids[len(one.prompt_ids) :, None])[:, 0].numpy(), entropy.numpy()
+
+
+def effective(weights: NDArray[Any]) -> float:
+    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
+
+
+def of_update(told: Sequence[Told]) -> dict[str, float]:
+    """Metrics of an update, from the trajectories with an advantage."""
+    shift, ratio, entropy, kept = (np.concatenate([getattr(one, name) for one in told]) for name in Told._fields[:4])
+    clipped = [(one.ratio > 1.28) if one.is_good else (one.ratio < 0.8) for one in told]
+    return {
+        "kl": np.mean(np.exp(shift) - 1 - shift),
+        "log_ratio_abs_mean": np.abs(shift).mean(),
+        "log_ratio_abs_max": np.abs(shift).max(),
+        "entropy": entropy.mean(),
+        "ess": effective(np.exp(shift)),
+        "ess_sequence": effective(np.exp([one.shift.sum() for one in told])),
+        "clip_fraction": np.concatenate(clipped)[kept].mean(),
+        "trained_tokens": len(ratio),
+        "kept_tokens": kept.sum(),
+    }
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("mode", MODES)
+def test_each_metric_is_what_its_words_say(model_path, config, make_trajectories, monkeypatch, mode, cut):
+    """In a step whose policy has moved from the one that sampled, and whose own updates move it by nothing."""
+    monkeypatch.setattr("asyncrl.trainer.learner.MEASURED_EVERY", 1)
+    settings = config(
+        algorithm={"correction": MODES[mode]}, schedule={"steps_per_publish": 2}, trainer={"lr": 0.01, **CUTS[cut]}
+    )
+    learner, at = Learner(settings, model_path), list[dict[str, Tensor]]()
+    for seed, lr in enumerate([0.01, 1e-12]):
+        at.append({name: weight.clone() for name, weight in learner.named_weights()})
+        learner.lr, trajectories = lr, make_trajectories(seed=seed)
+        metrics = learner.train(trajectories)
+
+    told: dict[int, list[Told]] = {}
+    for one in trajectories:
+        sampled, (now, entropy) = one.behavior_logprobs, scored(model_path, at[1], one)
+        old = scored(model_path, at[0], one)[0] if mode == "anchored" else now if "decoupled" in mode else sampled
+        away = np.exp(sampled - now)
+        kept = (away >= 0.8) & (away <= 1.2) if "rejecting" in mode else np.full(len(now), fill_value=True)
+        mean = np.mean([other.reward for other in trajectories if other.group_id == one.group_id])
+        is_left_out = mode == "decoupled, rejecting" and not kept.any()
+        if not np.isclose(one.reward, mean) and not is_left_out:
+            told.setdefault(one.group_id, []).append(
+                Told(now - sampled, np.exp(now - old), entropy, kept, bool(one.reward > mean))
+            )
+    parts = np.array_split(range(6), CUTS[cut].get("mini_batches", 1))
+    updates = [of_update([one for group in part for one in told.get(group, [])]) for part in parts]
+    expected = {name: np.mean([update[name] for update in updates]) for name in updates[0]}
+    expected["log_ratio_abs_max"] = max(update["log_ratio_abs_max"] for update in updates)
+    epochs, rewards = CUTS[cut].get("epochs", 1), np.array([one.reward for one in trajectories])
+    expected |= {name: epochs * sum(one[name] for one in updates) for name in ("trained_tokens", "kept_tokens")}
+    expected |= {
+        "num_tokens": sum(len(one.completion_ids) for one in trajectories),
+        "num_trajectories": len(rewards),
+        "reward_mean": rewards.mean(),
+        "reward_std": rewards.std(),
+        "zero_advantage_fraction": 1 - sum(map(len, told.values())) / len(rewards),
+        "skipped": 0,
+    }
+    for name, value in expected.items():
+        assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-6), name
+    assert expected["kl"] > 0.01, "the policies differ"

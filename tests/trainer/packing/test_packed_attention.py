@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's conventional alias
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
@@ -19,6 +19,7 @@ from asyncrl.trainer.packing.packed_attention import (
     _capability,
     _kernel,
     _log_slow,
+    _npu_takes,
     _varlen_attention,
     kernel_options,
     packed_attention,
@@ -29,6 +30,7 @@ from asyncrl.trainer.packing.row import Row
 from asyncrl.trainer.packing.step import TrainingTrajectory
 from tests.conftest import make_vision_model
 from tests.trainer.pictured_trajectories import pictured_trajectories, reader
+from tests.weights.groups.fake_npu import npu_fusion_attention
 
 CPU = torch.device("cpu")
 VOCAB = 32
@@ -167,26 +169,30 @@ RELEASES = {
 """torch: arguments of its kernel besides the sequences."""
 
 
+def documented(query, key, value, ends, key_ends, longest, most_keys, **given):
+    """Reference by its documentation: sequences end at ``ends``; a token sees itself and ``left`` tokens before."""
+    assert ends.tolist() == key_ends.tolist()
+    assert longest == most_keys == int(ends.diff().max())
+    left, right = given.get("window_size", (-1, 0 if given.get("is_causal") else -1))
+    found = []
+    for start, end in itertools.pairwise(ends.tolist()):
+        at = torch.arange(end - start)
+        mask = torch.ones(len(at), len(at), dtype=torch.bool)
+        mask &= (at <= at[:, None] + right) if right >= 0 else True
+        mask &= (at >= at[:, None] - left) if left >= 0 else True
+        q, k, v = (part[start:end].transpose(0, 1) for part in (query, key, value))
+        out = F.scaled_dot_product_attention(q, k, v, mask, scale=given.get("scale"), enable_gqa=True)
+        found.append(out.transpose(0, 1))
+    return torch.cat(found)
+
+
 @pytest.mark.parametrize("takes", RELEASES.values(), ids=RELEASES)
 @pytest.mark.parametrize(("window", "is_causal"), [(None, True), (3, True), (9, True), (None, False)])
 @pytest.mark.parametrize("scale", [8**-0.5, None, 0.5])
 def test_the_varlen_kernel_gets_arguments_equivalent_to_batches(takes, window, is_causal, scale, monkeypatch):
-    def kernel(query, key, value, ends, key_ends, longest, most_keys, **given):
-        """Reference by its documentation: sequences end at ``ends``; a token sees itself and ``left`` tokens before."""
+    def kernel(*arguments, **given):
         assert given.keys() == takes
-        assert ends.tolist() == key_ends.tolist()
-        assert longest == most_keys == int(ends.diff().max())
-        left, right = given.get("window_size", (-1, 0 if given.get("is_causal") else -1))
-        found = []
-        for start, end in itertools.pairwise(ends.tolist()):
-            at = torch.arange(end - start)
-            mask = torch.ones(len(at), len(at), dtype=torch.bool)
-            mask &= (at <= at[:, None] + right) if right >= 0 else True
-            mask &= (at >= at[:, None] - left) if left >= 0 else True
-            q, k, v = (part[start:end].transpose(0, 1) for part in (query, key, value))
-            out = F.scaled_dot_product_attention(q, k, v, mask, scale=given.get("scale"), enable_gqa=True)
-            found.append(out.transpose(0, 1))
-        return torch.cat(found)
+        return documented(*arguments, **given)
 
     monkeypatch.setattr("asyncrl.trainer.packing.packed_attention.varlen_attn", kernel)
     row = Row([np.arange(6), np.arange(6, 9), np.arange(9, 12), np.arange(12, 14)], CPU)
@@ -255,10 +261,100 @@ def test_sequences_that_the_kernel_does_not_take_are_attended_to_as_batches_whic
     _log_slow.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr("asyncrl.trainer.packing.packed_attention.TAKES", RELEASES["2.10"])
-    values, row = torch.zeros(1, 2, 4, 8, dtype=dtype), Row([np.arange(4)], CPU)
-    taken = [_kernel(values, row, 8**-0.5, window) for _ in range(2)]
+    heads, row = (torch.zeros(4, 2, 8, dtype=dtype),) * 3, Row([np.arange(4)], CPU)
+    taken = [_kernel(heads, row, 8**-0.5, window) for _ in range(2)]
     assert taken == [None if lacks else (dtype, {"is_causal": True})] * 2
     expected = [f"attention.slow torch={str(torch.__version__)!r} kernel_lacks={lacks!r}"] if lacks else []
     assert [record.getMessage() for record in caplog.records] == expected
     _capability.cache_clear()
     _log_slow.cache_clear()
+
+
+# ── test heads that kernels do not take ───────────────────────────────────────────────────────
+
+
+def flash_attention(query, key, value, ends, key_ends, longest, most_keys, **given):
+    """`documented`, which refuses what ``mha_varlen_fwd`` of torch's flash_api.cpp refuses, check by check."""
+    num_heads, head_size = query.shape[1:]
+    num_heads_k = key.shape[1]
+    checks = {
+        "FlashAttention only support fp16 and bf16 data type": query.dtype in {torch.float16, torch.bfloat16},
+        "query and key must have the same dtype": key.dtype == query.dtype,
+        "query and value must have the same dtype": value.dtype == query.dtype,
+        "cu_seqlens must have dtype int32": ends.dtype == key_ends.dtype == torch.int32,
+        "Input tensor must have contiguous last dimension": {one.stride(-1) for one in (query, key, value)} == {1},
+        "only supports head dimension at most 256": head_size <= 256,
+        "heads in key/value must divide number of heads in query": num_heads % num_heads_k == 0,
+        "head_size must be a multiple of 8": head_size % 8 == 0,
+        "k must have shape": key.shape == (len(key), num_heads_k, head_size),
+        "v must have shape": value.shape == (len(key), num_heads_k, head_size),
+    }
+    if broken := [words for words, is_met in checks.items() if not is_met]:
+        raise RuntimeError(broken[0])
+    return documented(query, key, value, ends, key_ends, longest, most_keys, **given)
+
+
+WIDTHS = st.sampled_from([1, 4, 8, 12, 16, 60, 64, 72, 128, 192, 248, 256, 257, 264, 512, 768, 776])
+SHAPES = st.tuples(WIDTHS, WIDTHS | st.none(), st.integers(1, 3), st.integers(1, 3))
+"""Widths of keys and of values, None for the same; heads of keys, and query heads of each."""
+
+
+def made_heads(shape: tuple[int, int | None, int, int], num_tokens: int, dtype: torch.dtype) -> list[Tensor]:
+    """[heads, tokens, width] queries, keys and values."""
+    width, value_width, kv_heads, shared = shape
+    generator = torch.Generator().manual_seed(width)
+    sizes = (kv_heads * shared, width), (kv_heads, width), (kv_heads, value_width or width)
+    return [torch.randn(count, num_tokens, size, generator=generator).to(dtype) for count, size in sizes]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    shape=SHAPES, dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]), is_wide=st.booleans(),
+    takes=st.sampled_from(list(RELEASES.values())),
+)  # fmt: skip
+@example(shape=(192, 128, 2, 1), dtype=torch.bfloat16, is_wide=True, takes=RELEASES["2.13"])
+def test_heads_of_every_shape_are_attended_to_and_by_the_kernel_if_it_takes_them(shape, dtype, is_wide, takes):
+    """The CPU passes for a GPU of compute capability 9.0."""
+    parts, calls = made_heads(shape, 7, dtype), []
+    row, scale = Row([np.arange(5), np.array([0, 1, 5, 6])], CPU), None if is_wide else shape[0] ** -0.5
+
+    def kernel(*arguments, **given):
+        calls.append(given)
+        return flash_attention(*arguments, **given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asyncrl.trainer.packing.packed_attention.varlen_attn", kernel)
+        patch.setattr("asyncrl.trainer.packing.packed_attention.TAKES", takes)
+        patch.setattr("asyncrl.trainer.packing.packed_attention._capability", lambda _: (9, 0))
+        patch.setattr(torch.Tensor, "is_cuda", property(lambda _: True), raising=False)
+        got, _ = packed_attention(torch.nn.Module(), *(part[None] for part in parts), None, scaling=scale, row=row)
+
+    q, k, v = (part.float() for part in parts)
+    for places, own in ((np.arange(5), slice(0, 5)), (np.array([0, 1, 5, 6]), slice(2, 4))):
+        out = F.scaled_dot_product_attention(
+            q[:, places], k[:, places], v[:, places], is_causal=True, scale=scale, enable_gqa=True
+        ).transpose(0, 1)
+        found = got[0, places].float()
+        torch.testing.assert_close(found[own], out[own], rtol=2e-2, atol=2e-2)
+    try:
+        flash_attention(*(part.transpose(0, 1) for part in parts), *[torch.tensor([0, 7]).int()] * 2, 7, 7)
+    except RuntimeError:
+        assert not calls
+    else:
+        assert calls
+
+
+@settings(max_examples=100, deadline=None)
+@given(shape=SHAPES, num_heads=st.sampled_from([None, 256, 260]))
+def test_an_npus_kernel_is_asked_whether_it_takes_the_heads(shape, num_heads):
+    parts = [part.transpose(0, 1) for part in made_heads(shape, 3, torch.float32)]
+    if num_heads:
+        parts[0] = torch.zeros(3, num_heads // parts[1].shape[1] * parts[1].shape[1], shape[0])
+    mask = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
+    options = {"actual_seq_qlen": [3], "actual_seq_kvlen": [3], "scale": 1.0, "sparse_mode": 3}
+    try:
+        npu_fusion_attention(*parts, parts[0].shape[1], "TND", atten_mask=mask, **options)
+    except RuntimeError:
+        assert not _npu_takes(tuple(parts))
+    else:
+        assert _npu_takes(tuple(parts))

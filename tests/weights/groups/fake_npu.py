@@ -386,6 +386,8 @@ def npu_fusion_attention(
     is_triangle = atten_mask.shape == (2048, 2048) and atten_mask.dtype == torch.bool
     if input_layout != "TND" or head_num != query.shape[1] or key.shape != value.shape or query.shape[1] % key.shape[1]:
         raise RuntimeError(f"layout {input_layout}, {head_num} heads, {query.shape}, {key.shape}, {value.shape}")
+    if query.shape[2] != key.shape[2] or query.shape[2] > 768 or query.shape[1] > 256:
+        raise RuntimeError(f"{query.shape}, {key.shape}: heads have one width up to 768, and at most 256 are queries")
     if not query.dtype == key.dtype == value.dtype or not is_triangle or sparse_mode not in (3, 4):
         raise RuntimeError(f"{query.dtype}, {key.dtype}, {value.dtype}; mask {atten_mask.shape}; mode {sparse_mode}")
     if actual_seq_qlen != actual_seq_kvlen or len(actual_seq_qlen) > 1024 or ends[-1] != len(query):
