@@ -39,6 +39,7 @@ from asyncrl.trainer.checkpoints.snapshot import Snapshot, host_copy
 from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, TrajectoryInfo
 from asyncrl.trainer.ranks.ranks import SingleRank
 from asyncrl.vision.processor import ImageProcessor
+from asyncrl.weights.contents.architecture import set_generation_config
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors, renamed, saved_tensors
 from asyncrl.weights.contents.token_ids import find_token_ids
@@ -135,7 +136,7 @@ async def _joined(
     interface = await asyncio.to_thread(local_address, run.broker, config.weights.interface)
     await session.wait_for(fetch_checkpoint(session.welcome, run, session.who))
     start, specs = await session.load(partial(_restore, model, config.model.dtype, checkpoints))
-    token_ids = await asyncio.to_thread(_token_ids, Path(config.model.path), model, tokenizer)
+    token_ids = await asyncio.to_thread(_token_ids, config, model, tokenizer)
     stream = BatchStream(config, model, token_ids, first_step=start.step)
 
     async def serve() -> None:
@@ -241,8 +242,12 @@ class BatchStream:
             await batch.is_done.wait()
 
 
-def _token_ids(path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TokenIds:
-    return find_token_ids(model, tokenizer, ImageProcessor.load(path) if path.is_dir() else None)
+def _token_ids(config: Config, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TokenIds:
+    """Token ids of the model, which gets the run's generation config, as far as this machine has its directory."""
+    if not (path := Path(config.model.path)).is_dir():
+        return find_token_ids(model, tokenizer, None)
+    set_generation_config(model, path, config.model.overrides)
+    return find_token_ids(model, tokenizer, ImageProcessor.load(path))
 
 
 def _restore(model: PreTrainedModel, dtype: str, checkpoints: Path) -> tuple[Start, list[TensorSpec]]:

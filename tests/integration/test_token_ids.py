@@ -3,6 +3,7 @@ Sampler, trainer, vLLM's side, export and evaluation of one model have the same 
 """
 
 import asyncio
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,7 +37,10 @@ from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.loop.fetching import limits_of, training_trajectory
 from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.packing.step import TrainingTrajectory
+from asyncrl.vision.processor import ImageProcessor
 from asyncrl.weights.contents.token_ids import load_tokenizer
+from tests.conftest import make_vision_model
+from tests.rollout.engines import vision_models
 from tests.trainer.checkpoints.writing import write
 from tests.weights.contents.tokenizer_shapes import FILES, NUM_ROWS, NUM_WORDS, SHAPES, Files, make_model_directory
 
@@ -133,6 +137,48 @@ def test_sampler_trainer_vllm_export_and_evaluation_have_the_same_ids_and_log_pr
     drawn = drawn_with_the_log_probs_of_the_trainer(engine, learner, config)
     assert drawn == set(range(learner.token_ids.vocab_size)) - set(learner.token_ids.never)
     assert (max(drawn) >= NUM_WORDS) == (name != "tokenizer.json alone")
+
+
+@pytest.mark.parametrize("family", vision_models.FAMILIES)
+@pytest.mark.parametrize("generation", [None, [7]])
+@pytest.mark.parametrize("text", [None, 4])
+def test_a_model_that_reads_pictures_has_the_same_ends_everywhere(
+    tmp_path: Path, family: str, generation: list[int] | None, text: int | None
+) -> None:
+    path = tmp_path / "model"
+    make_vision_model(path, family)
+    said = json.loads((path / "config.json").read_text()) | {"eos_token_id": [3, 5]}
+    said["text_config"]["eos_token_id"] = text
+    (path / "config.json").write_text(json.dumps(said))
+    (path / "generation_config.json").unlink()
+    if generation:
+        (path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    learner, files = Learner(a_config(path), path), PromptFiles(path)
+    folder = write(tmp_path, step=1, policy_version=1, frontier={}, snapshot=learner.snapshot(), tokenizer=files)
+    tokenizer, processor = load_tokenizer(str(path)), ImageProcessor.load(path)
+    ids = {
+        "sampler": an_engine(path).token_ids,
+        "trainer": learner.token_ids,
+        "resumed trainer": Learner(a_config(path), folder).token_ids,
+        "vLLM": of_vllm.read(str(path), tokenizer, "float32", processor=processor).token_ids,
+    }
+    assert {one.ends for one in ids.values()} == {tuple(sorted({1, *(generation or [3, 5]), *filter(None, [text])}))}
+    assert len({one.digest for one in ids.values()}) == 1, ids
+
+
+def test_an_end_that_is_overridden_ends_completions_everywhere(tmp_path: Path) -> None:
+    path = make_model_directory(tmp_path / "model", {"config.json": {"eos_token_id": 3}})
+    (path / "generation_config.json").unlink()
+    config = a_config(path)
+    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, overrides={"eos_token_id": 6}))
+    learner, files = Learner(config, path), PromptFiles(path)
+    folder = write(tmp_path, step=1, policy_version=1, frontier={}, snapshot=learner.snapshot(), tokenizer=files)
+    engine = load_engine(config)
+    assert isinstance(engine, TransformersEngine)
+    of_workers = of_vllm.read(str(path), load_tokenizer(str(path)), "float32", config.model.overrides)
+    resumed, exported = Learner(config, folder), Learner(a_config(folder), folder)
+    found = {one.token_ids for one in (engine, learner, resumed, exported, of_workers)}
+    assert found == {TokenIds(NUM_WORDS, (), (1, 6))}
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -22,7 +22,6 @@ import torch.nn.functional as F  # noqa: N812  # torch's conventional alias
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import GenerationConfig
 
 from asyncrl.algo.logprobs import ready_kernels
 from asyncrl.config.model.directory import require_directory
@@ -37,7 +36,7 @@ from asyncrl.trainer.packing.packed_attention import use_packed_attention
 from asyncrl.trainer.packing.row import Row
 from asyncrl.trainer.ranks.experts import require_experts
 from asyncrl.trainer.ranks.sharding import Computation, local_rows, lone_mesh, shard_model
-from asyncrl.weights.contents.architecture import NONE
+from asyncrl.weights.contents.architecture import NONE, set_generation_config
 from asyncrl.weights.contents.names import View, checkpoint_views, saved_tensors
 
 # ── norms ─────────────────────────────────────────────────────────────────────────────────────
@@ -155,7 +154,6 @@ OTHER = {torch.float32: 1e-4, torch.bfloat16: 0.25}
 """Relative difference beyond which a state may be of another computation: layers amplify the rounding of bfloat16."""
 ROUNDINGS = 4.0
 """Bound of a state's difference, as a multiple of what one rounding of the embeddings does to the states."""
-GENERATION = "generation_config.json"
 
 
 def make_model(path: Path, kind: Any, *, setting: str, overrides: Mapping[str, Any] = NONE, **options: object) -> Any:
@@ -178,8 +176,7 @@ def make_model(path: Path, kind: Any, *, setting: str, overrides: Mapping[str, A
         config.update(options)
         with _parameters_on_meta():
             model = kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
-        if model.can_generate() and (path / GENERATION).is_file():
-            model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+        set_generation_config(model, path, overrides)
     except Exception as error:  # a wrong value in config.json may raise anything
         raise ConfigError(f"{source}: cannot load {_what(kind)}: {describe(error, __file__)}") from error
     model.eval()  # no dropout: its noise in the ratio would be clipped like a policy update

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from asyncrl.config.model import weights
 from asyncrl.config.model.directory import PARAMETERS, ROPE, merged, refuse_beyond, scaled_positions
@@ -23,6 +23,7 @@ from asyncrl.plug_in import describe
 
 NONE: Mapping[str, Any] = {}
 SETTING = "model.overrides"
+GENERATION = "generation_config.json"
 
 
 def read_config(path: Path, overrides: Mapping[str, Any] = NONE) -> PreTrainedConfig:
@@ -48,6 +49,23 @@ def read_config(path: Path, overrides: Mapping[str, Any] = NONE) -> PreTrainedCo
     config.name_or_path = plain.name_or_path
     _refuse_unread(changed, raw, config.to_dict(), path)
     return config
+
+
+def set_generation_config(model: Any, path: Path, overrides: Mapping[str, Any] = NONE) -> None:
+    """
+    Give a model the generation config of its directory; without one, the ends that its config.json names, overridden.
+
+    transformers takes those from one of two tables, depending on how a model is made. Raises as `read_config`.
+    """
+    if not model.can_generate():
+        return
+    if (path / GENERATION).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+        return
+    changed = merged(weights.read_config(path), overrides)
+    for table in (_table(changed.get("text_config")), changed):
+        if (ends := table.get("eos_token_id")) is not None:
+            model.generation_config.eos_token_id = ends
 
 
 def num_positions(config: Any) -> int | None:

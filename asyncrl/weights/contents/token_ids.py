@@ -83,13 +83,14 @@ def _tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, num_rows
 
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, num_rows: int) -> list[int]:
     """Ends named by the generation config, the model config or the tokenizer, ascending; a negative id names none."""
-    sources = {
-        "generation_config.json": getattr(getattr(model, "generation_config", None), "eos_token_id", None),
-        "config.json": model.config.get_text_config().eos_token_id,
-        "the tokenizer": tokenizer.eos_token_id if tokenizer else None,
+    configs = {
+        "generation_config.json": getattr(model, "generation_config", None),
+        "config.json": model.config.get_text_config(),
+        "the tokenizer": tokenizer,
     }
     found: set[int] = set()
-    for source, ids in sources.items():
+    for source, config in configs.items():
+        ids = getattr(config, "eos_token_id", None)
         named = {token_id for token_id in ([ids] if isinstance(ids, int) else ids or []) if token_id >= 0}
         if beyond := sorted(token_id for token_id in named if token_id >= num_rows):
             raise ConfigError(

@@ -48,7 +48,7 @@ from asyncrl.rollout.engines.transformers.kv_cache import KVCache, RouteCache
 from asyncrl.rollout.engines.transformers.pictures import PlacedPictures, VisionTower, mrope
 from asyncrl.rollout.engines.transformers.slots import SlotJob, SlotTable
 from asyncrl.vision.processor import ENCODED, ImageProcessor
-from asyncrl.weights.contents.architecture import NONE, read_config
+from asyncrl.weights.contents.architecture import NONE, read_config, set_generation_config
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.token_ids import find_token_ids, load_tokenizer
 from asyncrl.weights.groups.device import current, device_name, device_thread, torch_device
@@ -237,6 +237,7 @@ class TransformersEngine(TokenizedEngine):
                 trust_remote_code=False,
                 use_safetensors=True,
             )
+            set_generation_config(model, Path(model_path), overrides)
         except ConfigError:
             raise
         except Exception as error:  # a wrong value in config.json may raise anything

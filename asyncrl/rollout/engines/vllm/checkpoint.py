@@ -1,6 +1,5 @@
 """Tensors, vocabulary and layers of a model directory, read without loading weights."""
 
-import contextlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,6 @@ from msgspec import Struct
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -22,7 +20,7 @@ from asyncrl.messages.token_ids import TokenIds
 from asyncrl.plug_in import describe
 from asyncrl.vision.processor import ImageProcessor
 from asyncrl.vision.settings import FAMILIES
-from asyncrl.weights.contents.architecture import NONE, read_config
+from asyncrl.weights.contents.architecture import NONE, read_config, set_generation_config
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import checkpoint_specs
 from asyncrl.weights.contents.token_ids import find_token_ids
@@ -75,10 +73,9 @@ def _without_weights(model_path: str, overrides: Mapping[str, Any]) -> PreTraine
         family = AutoModelForImageTextToText if config.model_type in FAMILIES else AutoModelForCausalLM
         with torch.device("meta"):
             model = family.from_config(config)
+        set_generation_config(model, Path(model_path), overrides)
     except ConfigError:
         raise
     except Exception as error:  # a wrong value in config.json may raise anything
         raise ConfigError(f"model.path={model_path} cannot be read: {describe(error, __file__)}") from error
-    with contextlib.suppress(OSError):  # Without this file, config.json has the end-of-sequence tokens.
-        model.generation_config = GenerationConfig.from_pretrained(model_path, local_files_only=True)
     return model
