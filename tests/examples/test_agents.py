@@ -47,7 +47,7 @@ def play(python: str, arguments: Sequence[str], task: TaskInput, policy: Policy,
         pytest.skip(f"needs {python}: run bin/venv-agents")
     program, *options = arguments
     command = [python, str(AGENTS / program), *options]
-    gateway = Gateway(allowed=["tool_choice"])
+    gateway = Gateway()
     limits = EpisodeLimits(max_turns=max_turns, max_tokens=1_000_000)
 
     async def played() -> Episode:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
 
 from asyncrl.config.sections.sampling import ToolParser
@@ -25,6 +26,7 @@ from asyncrl.episodes.tool_calls import (
     problematic,
     split_thought,
     to_call,
+    typed,
 )
 from asyncrl.errors import ConfigError, DataError, EngineError
 from asyncrl.messages.words import FinishReason
@@ -89,24 +91,23 @@ def has_response_template(tokenizer: PreTrainedTokenizerBase) -> bool:
     return getattr(tokenizer, "response_template", None) is not None
 
 
-def by_response_template(
-    tokenizer: PreTrainedTokenizerBase, generation_prompt: str, tools: Sequence[dict[str, Any]]
-) -> Find:
+def by_response_template(tokenizer: PreTrainedTokenizerBase, generation_prompt: str, schemas: Schemas) -> Find:
     """
-    Find calls by the response template.
+    Find calls by the response template. It is not shown the tools: a text is another value by our rule alone.
 
     Args:
         generation_prompt: Text before a turn of the policy, which may open a thought.
+        schemas: Of the parameters of the tools.
     """
 
     def find(token_ids: Sequence[int]) -> ParsedText:
         spoken: str = tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         try:
-            message = tokenizer.parse_response(spoken, prefix=generation_prompt, tools=list(tools))
+            message = tokenizer.parse_response(spoken, prefix=generation_prompt)
         except Exception as error:  # noqa: BLE001  patterns and JSON of a model directory, on a text of the policy
             return ParsedText(spoken, [problematic(f"the turn cannot be read: {describe(error, __file__)}")])
         content, calls = message.get("content"), message.get("tool_calls") or []
-        found = [to_call(partial(_read, call)) for call in calls[:MAX_CALLS]]
+        found = [to_call(partial(_read, call, schemas)) for call in calls[:MAX_CALLS]]
         too_many = [problematic(TOO_MANY)] if len(calls) > MAX_CALLS else []
         thought = next((message[name] for name in THOUGHTS if isinstance(message.get(name), str)), "")
         return ParsedText(content if isinstance(content, str) else "", found + too_many, thought)
@@ -114,9 +115,14 @@ def by_response_template(
     return find
 
 
-def _read(call: Any) -> CalledTool:
+def _read(call: Any, schemas: Schemas) -> CalledTool:
     value = as_object(call)
-    return named_call(as_object(value.get("function", value)), "arguments", beside=["id", "type"])
+    found = named_call(as_object(value.get("function", value)), "arguments", beside=["id", "type"])
+    parameters = schemas.get(found.name, {})
+    arguments = {
+        name: typed(one, name, parameters) if isinstance(one, str) else one for name, one in found.arguments.items()
+    }
+    return replace(found, arguments=arguments)
 
 
 # ── pictures ──────────────────────────────────────────────────────────────────────────────────────
@@ -493,7 +499,7 @@ def make_boundary(
                 shown = text.read_tools(tools) or listed
                 _check_tools(template, shown)
                 schemas = {str(one.get("name", "")): _parameters(one) for one in map(_function, shown)}
-                find = _find(tokenizer, template, shown, schemas, tool_parser)
+                find = _find(tokenizer, template, schemas, tool_parser)
                 return (lambda token_ids: judged(find(token_ids), schemas)) if shown else find
 
             finder("")
@@ -511,11 +517,7 @@ def make_boundary(
 
 
 def _find(
-    tokenizer: PreTrainedTokenizerBase,
-    template: ChatTemplate,
-    tools: list[dict[str, Any]],
-    schemas: Schemas,
-    tool_parser: ToolParser,
+    tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, schemas: Schemas, tool_parser: ToolParser
 ) -> Find:
     """Finder of the calls in a turn. Raises `ConfigError` if it is unknown and needed."""
     prompt = template.generation_prompt()
@@ -524,9 +526,9 @@ def _find(
             raise ConfigError(
                 'environment.tool_parser is "response_template", but the tokenizer has none; name another form'
             )
-        return by_response_template(tokenizer, prompt, tools)
+        return by_response_template(tokenizer, prompt, schemas)
     form = form_of(template.source) if tool_parser == "auto" else tool_parser
-    if form is None and tools:
+    if form is None and schemas:
         raise ConfigError(
             "the chat template shows no form in which the policy would write calls of tools; name it in "
             f"environment.tool_parser: {', '.join(PARSERS)} (which shows tools as texts, too)"

@@ -20,7 +20,10 @@ from asyncrl.episodes.gateway.request import (
 from asyncrl.messages.words import Unenforced
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
-LOOK = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}
+LOOK: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}},
+}
 
 
 def read(*allowed: str, **fields: Any) -> ChatRequest:
@@ -90,6 +93,7 @@ def test_what_nobody_here_can_do_is_refused(fields: dict[str, Any], param: str) 
     assert refusal(**fields).param == param
 
 
+GUIDED: list[tuple[Unenforced, dict[str, Any]]] = [(name, {name: "x"}) for name in chat.GUIDED]
 FORMS: list[tuple[Unenforced, dict[str, Any]]] = [
     ("response_format", {"response_format": {"type": "json_object"}}),
     ("response_format", {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}),
@@ -97,7 +101,7 @@ FORMS: list[tuple[Unenforced, dict[str, Any]]] = [
     ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "look"}}}),
     ("parallel_tool_calls", {"parallel_tool_calls": False}),
     ("strict", {"tools": [{**LOOK, "function": {**LOOK["function"], "strict": True}}]}),
-    *((name, {name: "x"}) for name in chat.GUIDED),
+    *GUIDED,
 ]
 
 

@@ -1,5 +1,6 @@
 """Messages in the form that a chat template takes."""
 
+import json
 from typing import Any
 
 import pytest
@@ -147,6 +148,8 @@ def test_auto_takes_the_response_template(words: PreTrainedTokenizerBase) -> Non
     [
         ("<run>{</run>", "the turn cannot be read: "),
         ("<run>[1]</run>", "is a list, expected a JSON object"),
+        ('<run>{"name": "add"}</run>', 'of add has no "arguments"'),
+        ('<run>{"name": "add", "args": {}}</run>', "of add has the key 'args'"),
         ('<run>{"name": "add", "arguments": 5}</run>', 'of add has a number as "arguments"'),
         ('<run>{"name": "add", "arguments": {"a": 99999999999999999999999}}</run>', "cannot be sent on"),
     ],
@@ -156,6 +159,17 @@ def test_what_cannot_be_read_is_a_problem(words: PreTrainedTokenizerBase, writte
     assert problem in call.problem
 
 
+def test_a_text_is_another_value_only_where_the_schema_forbids_text(words: PreTrainedTokenizerBase) -> None:
+    properties = {"a": {"type": ["integer", "string"]}, "b": {"type": "integer"}, "c": {"$ref": "#/$defs/text"}}
+    parameters = {"type": "object", "properties": properties, "$defs": {"text": {"type": "string"}}}
+    tools = json.dumps([{"type": "function", "function": {"name": "add", "parameters": parameters}}])
+    arguments = {"a": "1", "b": "1", "c": "true"}
+    called = f'<run>{{"type": "function", "function": {json.dumps({"name": "add", "arguments": arguments})}}}</run>'
+    written = words(called, add_special_tokens=False).input_ids
+    (call,) = make_boundary(words, tools=tools).said(written, "stop").tool_calls
+    assert call.arguments == {"a": "1", "b": 1, "c": "true"}
+
+
 def test_too_many_calls_are_a_problem(words: PreTrainedTokenizerBase) -> None:
-    *calls, last = said(words, '<run>{"name": "add"}</run>' * 70).tool_calls
+    *calls, last = said(words, '<run>{"name": "add", "arguments": {}}</run>' * 70).tool_calls
     assert (len(calls), last.problem) == (64, "the turn has more than 64 calls")

@@ -65,6 +65,7 @@ def test_a_turn_without_calls_ends_the_episode() -> None:
         (ToolCall("dubble", {}), "error: there is no tool 'dubble': did you mean 'double'?"),
         (ToolCall("double", {}), "error: argument 'number' is missing"),
         (ToolCall("double", {"number": "4"}), "error: argument 'number' is '4', expected an integer"),
+        (ToolCall("double", {"number": 4, "times": 2}), "error: there is no argument 'times', expected number"),
         (ToolCall("fail", {"kind": "x"}), "error: KeyError: 'x'"),
         (ToolCall("fail", {"kind": "exit"}), "error: SystemExit: 3"),
     ],

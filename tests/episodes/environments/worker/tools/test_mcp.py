@@ -48,13 +48,15 @@ def answers(*calls: CalledTool) -> list[str]:
 @needs("mcp")
 @pytest.mark.timeout(120)
 def test_tools_of_a_server_are_called_and_their_errors_answered() -> None:
-    good, sum_of_two, bad = answers(
+    good, sum_of_two, bad, other = answers(
         CalledTool(name="look", arguments={"name": "abc"}),
         CalledTool(name="add", arguments={"left": 1, "right": 3}),
         CalledTool(name="look", arguments={"name": "z"}),
+        CalledTool(name="add", arguments={"left": 1, "right": 3, "third": 5}),
     )
 
     assert (good, sum_of_two) == ("abc holds 3", "4")
+    assert other == "error: there is no argument 'third', expected left, right"
     assert bad.startswith("error: Error executing tool look")
 
 
