@@ -26,6 +26,7 @@ from asyncrl.messages.wire import MESSAGES, PROTOCOL
 from asyncrl.messages.words import Role
 from asyncrl.plug_in import hint
 from asyncrl.records.metrics import METRICS, Metric
+from asyncrl.records.step_keys import STEP_KEYS, Subject
 
 # ── reference ─────────────────────────────────────────────────────────────────────────────────
 # Pages of the documentation that are made from the installed package: for the site, and for `asyncrl example docs`.
@@ -166,6 +167,16 @@ def _escaped(text: str) -> str:
 
 # ── metrics ─────────────────────────────────────────────────────────────────────────────────
 
+SUBJECTS: dict[Subject, str] = {
+    "step": "The step",
+    "batch": "Its batch, as it was sampled",
+    "pace": "Time",
+    "update": "Its updates",
+    "policies": "The policy beside others",
+    "critic": "The value model",
+    "devices": "Shared devices",
+}
+"""Heading of the keys of each subject."""
 OWNERS = {
     "process": "Every process",
     "broker": "Broker",
@@ -179,16 +190,29 @@ OWNERS = {
 
 
 def metrics_page() -> str:
-    """The page about every metric that a process exposes to Prometheus."""
+    """The page about every metric of a step, and every one that a process exposes to Prometheus."""
     lines = [
         "# Metrics by name",
+        "",
+        "## Of a step: the keys of `metrics.jsonl`",
+        "",
+        "A line has those that apply to its run; [trackers](trackers.md) get them as `train/<key>`. A loss of your own",
+        "may add others. Of a step of several updates, counts are added up, maxima are the highest, and all else is",
+        "the mean of the updates, each under the weights before it.",
+    ]
+    for subject, heading in SUBJECTS.items():
+        lines += ["", f"### {heading}", "", "| key | meaning |", "|---|---|"]
+        lines += [f"| `{key.name}` | {_cell(key.meaning)} |" for key in STEP_KEYS.values() if key.subject == subject]
+    lines += [
+        "",
+        "## Of a process, for Prometheus",
         "",
         "[Metrics and health](metrics.md) says how to turn them on. Each sample has the labels `role`, `node` of its",
         "process too. Label values come from the vocabularies given here or are names of the run file, never texts of",
         "errors.",
     ]
     for owner, heading in OWNERS.items():
-        lines += ["", f"## {heading}", "", "| metric | type | labels | meaning |", "|---|---|---|---|"]
+        lines += ["", f"### {heading}", "", "| metric | type | labels | meaning |", "|---|---|---|---|"]
         lines += [_metric(metric) for metric in METRICS.values() if metric.owner == owner]
     return "\n".join(lines) + "\n"
 

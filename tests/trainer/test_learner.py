@@ -19,6 +19,7 @@ from asyncrl.config.correction import PRESETS
 from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages.trajectory import Span
+from asyncrl.records.step_keys import key_of
 from asyncrl.trainer.algorithm.mini_batch import as_context, in_untrained_turns
 from asyncrl.trainer.checkpoints.writer import PromptFiles
 from asyncrl.trainer.learner import Anchor, Learner
@@ -392,6 +393,7 @@ def test_every_algorithm_takes_the_same_step_however_it_is_cut(model_path, confi
 
     assert metrics["skipped"] == 0.0
     assert metrics["kept_tokens"] == at_once["kept_tokens"] > 0
+    assert [name for name in metrics if key_of(name) is None] == [], "the table of keys has each"
     assert metrics["loss"] == pytest.approx(at_once["loss"], rel=1e-4, abs=1e-5)
     for name, grad in grads.items():
         torch.testing.assert_close(grad, grads_at_once[name], rtol=1e-4, atol=1e-5)

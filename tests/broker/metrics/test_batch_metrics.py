@@ -13,6 +13,7 @@ from asyncrl.messages.session import Beat, ModelUse
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.trajectory import Prompt, TrajectorySummary
 from asyncrl.messages.weights import Live
+from asyncrl.records.step_keys import STEP_KEYS
 
 
 def a_group() -> Group:
@@ -55,6 +56,14 @@ def test_episodes_are_counted_by_turns_branches_and_what_their_environment_took(
         "environment_s_mean": 0.875,
     }
     assert batch_metrics([], policy_version=5, has_turns=True)["turns_mean"] == 0.0
+
+
+def test_the_table_of_keys_has_what_is_told_of_a_batch() -> None:
+    told = batch_metrics([a_group()], policy_version=5, max_staleness=1, has_turns=True)
+    filtered = {"filtered_groups", "filtered_share"}
+    assert told.keys() | filtered == {
+        key.name for key in STEP_KEYS.values() if key.subject == "batch" and "*" not in key.name
+    }
 
 
 def test_a_verifier_metric_is_a_mean_over_the_trajectories_that_have_it() -> None:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.algo.aggregate import Ragged
 from asyncrl.messages.trajectory import Span
+from asyncrl.records.step_keys import key_of
 from asyncrl.trainer.algorithm.mini_batch import LossInputs, MicroBatchLoss
 from asyncrl.trainer.algorithm.step_metrics import Comparable, StepMetrics, merged
 from asyncrl.trainer.learner import Learner
@@ -308,3 +309,4 @@ def test_each_metric_is_what_its_words_say(model_path, config, make_trajectories
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-6), name
     assert expected["kl"] > 0.01, "the policies differ"
+    assert [name for name in metrics if key_of(name) is None] == []
