@@ -63,8 +63,9 @@ def most_open(config: Config) -> int:
 class Judges(Protocol):
     """Whoever judges for a `RewardActor`; each method raises `VerifierError` if there is no verdict."""
 
-    replaced: int
-    """Workers that were replaced."""
+    @property
+    def replaced(self) -> int:
+        """Workers that were replaced."""
 
     def __len__(self) -> int: ...
 
