@@ -72,7 +72,7 @@ def names(folder: Path) -> set[str]:
 def test_the_texts_of_a_random_model_may_be_in_any_column(tmp_path: Path) -> None:
     write_texts(tmp_path, words=["four and four"] * 9)
     with pytest.raises(
-        DataError, match="none of the columns prompt, .* to learn a BPE from: it has words; name one with --column"
+        DataError, match=r"none of the columns prompt, .* to learn a BPE from: it has words; name one with --column"
     ):
         random(tmp_path)
     make_random(
@@ -197,7 +197,7 @@ def test_random_learns_its_tokens_from_all_text_columns(tmp_path: Path) -> None:
 
 
 def test_a_random_model_that_exists_is_kept(tmp_path: Path) -> None:
-    write_texts(tmp_path, words=["How many clips?"])
+    write_texts(tmp_path, prompt=["How many clips?"])
     random(tmp_path)
     said: list[str] = []
     (tmp_path / "train.parquet").unlink()
