@@ -1,5 +1,6 @@
 """`asyncrl toy`: small models made on the spot, for first runs, tests and measurements."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -133,11 +134,12 @@ def smollm2(directory: Path, seed: int) -> None:
 @toy.command("random")
 @click.argument("directory", metavar="DIR", type=PATH)
 @click.option("--text", type=PATH, metavar="FILE", required=True, help="Dataset the byte-level BPE is trained on.")
+@click.option("--column", "columns", multiple=True, help="Column of its texts; repeatable.  [default: the usual ones]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the weights.")
 @click.option("--vocab-size", type=COUNT, default=2048, help="Most tokens of the byte-level BPE.")
 @_size_options(layers=3, hidden_size=128, intermediate_size=256, heads=4, kv_heads=2, head_dim=32)
 @report_errors
-def random(directory: Path, text: Path, seed: int, vocab_size: int, **sizes: int) -> None:
+def random(directory: Path, text: Path, columns: tuple[str, ...], seed: int, vocab_size: int, **sizes: int) -> None:
     """
     Make a model with random weights.
 
@@ -147,7 +149,8 @@ def random(directory: Path, text: Path, seed: int, vocab_size: int, **sizes: int
     from asyncrl.tools.toy.models import make_random
     from asyncrl.tools.toy.text_model import TextModelSizes
 
-    make_random(directory, text, TextModelSizes(**sizes), vocab_size=vocab_size, seed=seed, report=echo)
+    of = {"columns": columns} if columns else {}
+    make_random(directory, text, TextModelSizes(**sizes), vocab_size=vocab_size, seed=seed, report=echo, **of)
 
 
 def tiny(path: Path, overrides: Sequence[str]) -> Config:
@@ -162,6 +165,4 @@ def _prepare() -> None:
     from asyncrl.runtime.machine import require_train
 
     require_train()
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # lines of progress are reported instead
+    os.environ.setdefault("TQDM_DISABLE", "1")  # lines of progress are reported instead; read when tqdm is imported

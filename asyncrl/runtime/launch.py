@@ -181,7 +181,7 @@ def run(
         if directory.path.name != (named := config.run.name or name or "run"):
             again = command_line("asyncrl", "resume", directory.path.with_name(named))
             say(console, f"note: a run {named!r} is there: this one is new, and `{again}` goes on with that one")
-        with _held(directory), dashboard_beside(directory, partial(say, console)) if is_shown else nullcontext():
+        with _held(directory), dashboard_beside(directory, console.pin) if is_shown else nullcontext():
             console.keep(directory)
             screen = Screen(console, config.run.steps, on_step=on_step, on_evaluation=on_evaluation)
             return _execute(
@@ -304,7 +304,7 @@ def resume(
         check_trackers(config.trackers)
         trainer, shares = devices_of(config)
         console = RunConsole()
-        with dashboard_beside(directory, partial(say, console)) if is_shown else nullcontext():
+        with dashboard_beside(directory, console.pin) if is_shown else nullcontext():
             config = resolved(config, shares)
             console.keep(directory)
             screen = Screen(console, config.run.steps)

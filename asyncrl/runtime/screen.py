@@ -102,6 +102,8 @@ class RunConsole(Console):
         file = cast("TextIO", LastingStream(stream or sys.stdout, self._gone))
         # A terminal would have a bar, which also takes what the caller prints.
         super().__init__(file=file, width=width, quiet=is_quiet, force_terminal=False if is_quiet else None)
+        self.pinned = ""
+        """Line that stays in sight under a bar."""
         self._kept: list[str] = []
         """Lines before there is a run directory."""
         self._directory: RunDirectory | None = None
@@ -111,6 +113,11 @@ class RunConsole(Console):
         self._directory = directory
         lines, self._kept = self._kept, []
         self._append(lines)
+
+    def pin(self, line: str) -> None:
+        """Print a line that stays in sight."""
+        self.pinned = line
+        say(self, line)
 
     def print(self, *objects: Any, **options: Any) -> None:
         lines = [str(each) for each in objects if isinstance(each, str | Text)]  # the bar's are neither
@@ -136,14 +143,16 @@ class RunConsole(Console):
 
 
 class Bar(Progress):
-    """A progress bar with a line of failures under it."""
+    """A progress bar with a line of failures under it, and one that is pinned."""
 
-    failed = ""
+    failed = pinned = ""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
         if self.failed:
             yield Text(shown(self.failed), style="yellow", no_wrap=True, overflow="ellipsis")
+        if self.pinned:
+            yield Text(self.pinned, no_wrap=True, overflow="ellipsis")
 
 
 class Screen:
@@ -179,6 +188,7 @@ class Screen:
             transient=True,
             disable=not console.is_terminal,
         )
+        self._bar.pinned = console.pinned if isinstance(console, RunConsole) else ""
         self._is_paused = False
         self._printed = 0
         """Number of failures in the last line about them."""

@@ -199,6 +199,14 @@ def test_on_a_terminal_failures_are_one_line_under_the_bar():
         assert "ValueError in 1,200 of 5,000 attempts at a verdict" in written.getvalue().rpartition("training")[2]
 
 
+def test_a_line_that_is_pinned_is_printed_and_stays_under_the_bar():
+    console = RunConsole(stream := io.StringIO())
+    console.pin("dashboard http://127.0.0.1:8460/")
+    assert stream.getvalue() == "dashboard http://127.0.0.1:8460/\n"
+    bar = Screen(console, 10)._bar
+    assert "dashboard http://127.0.0.1:8460/" in [str(line) for line in bar.get_renderables()]
+
+
 def test_the_time_left_is_at_the_pace_of_the_last_steps_once_three_are_seen():
     """Resumed at step 17 of 60: 40 and 39 more at 1 s each."""
     screen, written = screen_on(is_terminal=False)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.errors import LedgerError
 from asyncrl.records.history import StepHistory
@@ -190,8 +191,7 @@ def test_a_faster_network_is_offered_where_there_is_one(bind: str, setting: str)
 
 
 def test_a_run_without_a_step_has_no_bottleneck() -> None:
-    record = a_record(line(-1, publishing=1.0))
-    record.metrics.clear()
+    record = replace(a_record(line(-1, publishing=1.0)), step_history=StepHistory())
     assert explain(record).diagnosis is None
 
 

@@ -151,7 +151,7 @@ DRAWN_SQUARES = WarmUpSchedule(
     constant_steps=400, decay_steps=300, goal=0.9, mixture_steps=150, batches_by_length=1, report_every=100
 )
 """Chains have one length, and a batch of the mixture has all its kinds."""
-TEXT_COLUMNS = ("prompt", "answer", "solution")
+TEXT_COLUMNS = ("prompt", "question", "problem", "text", "answer", "solution", "response", "completion")
 
 Report = Callable[[str], None]
 
@@ -259,19 +259,26 @@ def make_smollm2(directory: Path, *, seed: int = 0, report: Report) -> None:
 
 
 def make_random(
-    directory: Path, text: Path, sizes: TextModelSizes, *, vocab_size: int, seed: int = 0, report: Report
+    directory: Path,
+    text: Path,
+    sizes: TextModelSizes,
+    *,
+    vocab_size: int,
+    columns: Sequence[str] = TEXT_COLUMNS,
+    seed: int = 0,
+    report: Report,
 ) -> None:
     """
     Make a model directory with random weights and a BPE trained on ``text``; it is kept if it exists already.
 
     Raises:
         ConfigError: The sizes contradict each other, or ``directory`` exists and is not a model.
-        DataError: ``text`` cannot be read, or has none of the `TEXT_COLUMNS`.
+        DataError: ``text`` cannot be read, or has none of the ``columns``.
     """
     if _exists(directory, report):
         return
     check_sizes(sizes)
-    tokenizer = tokenizer_from_texts(_texts(open_rows(text)), vocab_size)
+    tokenizer = tokenizer_from_texts(_texts(open_rows(text), columns), vocab_size)
     save_model(directory, random_model(sizes, tokenizer, seed), tokenizer, report)
 
 
@@ -301,10 +308,13 @@ def _write_data(directory: Path, write: Callable[[Path, Split, int], None], seed
             report(f"wrote {path}")
 
 
-def _texts(rows: Rows) -> Iterator[str]:
-    columns = [column for column in TEXT_COLUMNS if column in rows.columns]
+def _texts(rows: Rows, named: Sequence[str]) -> Iterator[str]:
+    columns = [column for column in named if column in rows.columns]
     if not columns:
-        raise DataError(f"dataset {rows.path} has none of the columns {', '.join(TEXT_COLUMNS)} to learn a BPE from")
+        raise DataError(
+            f"dataset {rows.path} has none of the columns {', '.join(named)} to learn a BPE from: it has "
+            f"{', '.join(rows.columns)}; name one with --column"
+        )
     for row in (rows[number] for number in range(len(rows))):
         yield from (row[column] for column in columns if isinstance(row[column], str))
 

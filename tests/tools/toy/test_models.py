@@ -69,6 +69,18 @@ def names(folder: Path) -> set[str]:
     return {entry.name for entry in folder.iterdir()}
 
 
+def test_the_texts_of_a_random_model_may_be_in_any_column(tmp_path: Path) -> None:
+    write_texts(tmp_path, words=["four and four"] * 9)
+    with pytest.raises(
+        DataError, match=r"none of the columns prompt, .* to learn a BPE from: it has words; name one with --column"
+    ):
+        random(tmp_path)
+    make_random(
+        tmp_path / "model", tmp_path / "train.parquet", SIZES, vocab_size=300, columns=["words"], report=lambda _: None
+    )
+    assert (tmp_path / "model/tokenizer.json").exists()
+
+
 def test_step_sums_makes_a_model_its_tokenizer_and_its_data(tmp_path: Path) -> None:
     path = step_sums(tmp_path)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
@@ -191,12 +203,6 @@ def test_a_random_model_that_exists_is_kept(tmp_path: Path) -> None:
     (tmp_path / "train.parquet").unlink()
     random(tmp_path, said=said)
     assert said == [f"kept {tmp_path / 'model'}, which exists"]
-
-
-def test_random_without_text_is_refused(tmp_path: Path) -> None:
-    write_texts(tmp_path, question=["How many?"])
-    with pytest.raises(DataError, match="none of the columns prompt, answer, solution"):
-        random(tmp_path)
 
 
 def test_a_directory_that_is_no_model_is_never_overwritten(tmp_path: Path) -> None:
