@@ -150,7 +150,7 @@ STEP_KEYS: Mapping[str, StepKey] = {
         ),
     )
 }
-"""By name. Of a step of several updates, counts are added up, maxima are the highest, all else is the updates' mean."""
+"""Entry of each key. Of several updates counts are added up, maxima are the highest, all else is the updates' mean."""
 
 
 def key_of(name: str) -> StepKey | None:

@@ -99,7 +99,7 @@ def test_an_event_that_was_raised_says_nothing_of_a_run_to_which_it_applies_no_m
 def test_a_signal_is_back_when_there_is_enough_of_it_not_at_the_first_difference():
     lines = run(10, lambda _: right(0.0, zero_advantage_fraction=1.0))
     for equal, state in ((0.85, "no signal"), (0.79, "learning"), (0.88, "learning"), (0.95, "no signal")):
-        lines += run(10, lambda _, equal=equal: right(0.1, zero_advantage_fraction=equal))
+        lines += [{"step": 0, **right(0.1, zero_advantage_fraction=equal)}] * 10
         assert Learning(lines).judgement.state == state
 
 

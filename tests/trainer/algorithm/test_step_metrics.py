@@ -294,7 +294,7 @@ def test_each_metric_is_what_its_words_say(model_path, config, make_trajectories
             )
     parts = np.array_split(range(6), CUTS[cut].get("mini_batches", 1))
     updates = [of_update([one for group in part for one in told.get(group, [])]) for part in parts]
-    expected = {name: np.mean([update[name] for update in updates]) for name in updates[0]}
+    expected: dict[str, Any] = {name: np.mean([update[name] for update in updates]) for name in updates[0]}
     expected["log_ratio_abs_max"] = max(update["log_ratio_abs_max"] for update in updates)
     epochs, rewards = CUTS[cut].get("epochs", 1), np.array([one.reward for one in trajectories])
     expected |= {name: epochs * sum(one[name] for one in updates) for name in ("trained_tokens", "kept_tokens")}

@@ -299,12 +299,17 @@ SHAPES = st.tuples(WIDTHS, WIDTHS | st.none(), st.integers(1, 3), st.integers(1,
 """Widths of keys and of values, None for the same; heads of keys, and query heads of each."""
 
 
-def made_heads(shape: tuple[int, int | None, int, int], num_tokens: int, dtype: torch.dtype) -> list[Tensor]:
+def made_heads(
+    shape: tuple[int, int | None, int, int], num_tokens: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     """[heads, tokens, width] queries, keys and values."""
     width, value_width, kv_heads, shared = shape
     generator = torch.Generator().manual_seed(width)
-    sizes = (kv_heads * shared, width), (kv_heads, width), (kv_heads, value_width or width)
-    return [torch.randn(count, num_tokens, size, generator=generator).to(dtype) for count, size in sizes]
+
+    def made(count: int, size: int) -> Tensor:
+        return torch.randn(count, num_tokens, size, generator=generator).to(dtype)
+
+    return made(kv_heads * shared, width), made(kv_heads, width), made(kv_heads, value_width or width)
 
 
 @settings(max_examples=150, deadline=None)
@@ -315,7 +320,7 @@ def made_heads(shape: tuple[int, int | None, int, int], num_tokens: int, dtype: 
 @example(shape=(192, 128, 2, 1), dtype=torch.bfloat16, is_wide=True, takes=RELEASES["2.13"])
 def test_heads_of_every_shape_are_attended_to_and_by_the_kernel_if_it_takes_them(shape, dtype, is_wide, takes):
     """The CPU passes for a GPU of compute capability 9.0."""
-    parts, calls = made_heads(shape, 7, dtype), []
+    (query, key, value), calls = made_heads(shape, 7, dtype), []
     row, scale = Row([np.arange(5), np.array([0, 1, 5, 6])], CPU), None if is_wide else shape[0] ** -0.5
 
     def kernel(*arguments, **given):
@@ -327,17 +332,18 @@ def test_heads_of_every_shape_are_attended_to_and_by_the_kernel_if_it_takes_them
         patch.setattr("asyncrl.trainer.packing.packed_attention.TAKES", takes)
         patch.setattr("asyncrl.trainer.packing.packed_attention._capability", lambda _: (9, 0))
         patch.setattr(torch.Tensor, "is_cuda", property(lambda _: True), raising=False)
-        got, _ = packed_attention(torch.nn.Module(), *(part[None] for part in parts), None, scaling=scale, row=row)
+        got, _ = packed_attention(torch.nn.Module(), query[None], key[None], value[None], None, scaling=scale, row=row)
 
-    q, k, v = (part.float() for part in parts)
+    q, k, v = query.float(), key.float(), value.float()
     for places, own in ((np.arange(5), slice(0, 5)), (np.array([0, 1, 5, 6]), slice(2, 4))):
         out = F.scaled_dot_product_attention(
             q[:, places], k[:, places], v[:, places], is_causal=True, scale=scale, enable_gqa=True
         ).transpose(0, 1)
         found = got[0, places].float()
         torch.testing.assert_close(found[own], out[own], rtol=2e-2, atol=2e-2)
+    ends = torch.tensor([0, 7]).int()
     try:
-        flash_attention(*(part.transpose(0, 1) for part in parts), *[torch.tensor([0, 7]).int()] * 2, 7, 7)
+        flash_attention(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), ends, ends, 7, 7)
     except RuntimeError:
         assert not calls
     else:
@@ -347,14 +353,16 @@ def test_heads_of_every_shape_are_attended_to_and_by_the_kernel_if_it_takes_them
 @settings(max_examples=100, deadline=None)
 @given(shape=SHAPES, num_heads=st.sampled_from([None, 256, 260]))
 def test_an_npus_kernel_is_asked_whether_it_takes_the_heads(shape, num_heads):
-    parts = [part.transpose(0, 1) for part in made_heads(shape, 3, torch.float32)]
+    query, key, value = (part.transpose(0, 1) for part in made_heads(shape, 3, torch.float32))
     if num_heads:
-        parts[0] = torch.zeros(3, num_heads // parts[1].shape[1] * parts[1].shape[1], shape[0])
+        query = torch.zeros(3, num_heads // key.shape[1] * key.shape[1], shape[0])
     mask = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
-    options = {"actual_seq_qlen": [3], "actual_seq_kvlen": [3], "scale": 1.0, "sparse_mode": 3}
     try:
-        npu_fusion_attention(*parts, parts[0].shape[1], "TND", atten_mask=mask, **options)
+        npu_fusion_attention(
+            query, key, value, query.shape[1], "TND", atten_mask=mask, scale=1.0, actual_seq_qlen=[3],
+            actual_seq_kvlen=[3], sparse_mode=3,
+        )  # fmt: skip
     except RuntimeError:
-        assert not _npu_takes(tuple(parts))
+        assert not _npu_takes((query, key, value))
     else:
-        assert _npu_takes(tuple(parts))
+        assert _npu_takes((query, key, value))
