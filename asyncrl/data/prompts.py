@@ -225,7 +225,7 @@ class PromptStream:
 
 def train_stream(data: Data, seed: int, keep: Keep = keep_nothing) -> PromptStream:
     """
-    Make the endless stream of ``data.train``. Reads every row once, 30 to 50 µs each, and gives its pictures to ``keep``.
+    Make the endless stream of ``data.train``. Reads every row once, in 50 µs, and gives its pictures to ``keep``.
 
     Raises:
         DataError: A file cannot be read, lacks a column, or has bad rows that the configuration does not allow.
