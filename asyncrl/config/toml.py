@@ -35,7 +35,9 @@ def read(path: Path, what: str) -> dict[str, Any]:
         raise ConfigError(f"no such {what}: {path}{did_you_mean(path, _is_toml)}") from error
     except IsADirectoryError as error:
         raise ConfigError(f"{path} is a folder, not a {what}{did_you_mean(path / 'run.toml', _is_toml)}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: it is no text in UTF-8; save it as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error

@@ -60,18 +60,18 @@ class Rows(Protocol):
     def place(self, row: int, /) -> str:
         """Name row ``row`` for messages: file and row or line."""
 
-    def column(self, name: str, /) -> Iterator[Any]:
+    def column(self, name: str, /, missing: Any = None) -> Iterator[Any]:
         """
         Values of one column, as `value_of` finds them, in the order of rows; of one on disk, read from there.
 
-        A row without it, or that cannot be decoded, has None. Raises `DataError` if the file is damaged.
+        A row without it, or that cannot be decoded, has ``missing``. Raises `DataError` if the file is damaged.
         """
-        is_there = name in self.columns or _head(self, name)
+        is_there = bool(_holders(self, name))
         for row in range(len(self)):
             try:
-                yield value_of(self[row], name) if is_there else None
+                yield value_of(self[row], name, missing) if is_there else missing
             except DataError:  # raised again by whoever reads the row
-                yield None
+                yield missing
 
     def repeated(self, row: int, /) -> Sequence[str]:
         """Keys that an object in row ``row`` has more than once; the last one counts."""
@@ -94,16 +94,14 @@ def value_of(values: Mapping[str, Any], name: str, missing: Any = None) -> Any:
 
 def has_column(rows: Rows, name: str) -> bool:
     """True if the file has a column of this name, or a row has a key of one as `value_of` finds it."""
-    if name in rows.columns:
-        return True
-    head = _head(rows, name)
-    return bool(head) and any(value_of({head: cell}, name, _MISSING) is not _MISSING for cell in rows.column(head))
+    return name in rows.columns or any(value is not _MISSING for value in rows.column(name, _MISSING))
 
 
-def _head(rows: Rows, name: str) -> str:
-    """Column whose keys ``name`` may name; empty if it names a column, or nothing."""
-    heads = (name[:place] for place, letter in enumerate(name) if letter == ".")
-    return "" if name in rows.columns else next((head for head in heads if head in rows.columns), "")
+def _holders(rows: Rows, name: str) -> list[str]:
+    """Columns in which `value_of` looks for ``name``."""
+    names = [name, *(name[:place] for place, letter in enumerate(name) if letter == ".")]
+    found = [column for column in names if column in rows.columns]
+    return found[:1] if name in found else found
 
 
 def keys_of(rows: Rows, column: str) -> list[str]:
@@ -174,9 +172,9 @@ def _no_column(rows: Rows, column: str, setting: str) -> DataError:
 
 
 def _nested(rows: Rows, name: str) -> list[str]:
-    """Names that begin as ``name`` does, of keys of its column."""
-    head = _head(rows, name)
-    return [f"{head}.{key}" for key in keys_of(rows, head)] if head else []
+    """Keys of the columns in which ``name`` was looked for, as they are named."""
+    heads = [] if name in rows.columns else _holders(rows, name)
+    return [f"{head}.{key}" for head in heads for key in keys_of(rows, head)]
 
 
 def _there(rows: Rows, name: str = "") -> str:
@@ -210,18 +208,18 @@ class ParquetRows(Rows):
     def place(self, row: int, /) -> str:
         return f"{self.path} row {row}"
 
-    def column(self, name: str, /) -> Iterator[Any]:
+    def column(self, name: str, /, missing: Any = None) -> Iterator[Any]:
         import pyarrow as pa  # noqa: PLC0415 - see above
         import pyarrow.parquet as pq  # noqa: PLC0415
 
-        column = name if name in self.columns else _head(self, name)
-        if not column:
-            yield from repeat(None, len(self))
+        holders = _holders(self, name)
+        if not holders:
+            yield from repeat(missing, len(self))
             return
         try:
             with pq.ParquetFile(self.path, buffer_size=1 << 20, pre_buffer=False) as file:
-                for rows in file.iter_batches(STREAMED_ROWS, columns=[column]):
-                    yield from (value_of({column: cell}, name) for cell in rows.column(column).to_pylist())
+                for rows in file.iter_batches(STREAMED_ROWS, columns=holders):
+                    yield from (value_of(values, name, missing) for values in rows.to_pylist())
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"column {name!r} of dataset {self.path} is damaged: {_first_line(error)}") from error
 

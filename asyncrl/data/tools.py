@@ -3,7 +3,7 @@ Tools that a row shows to the policy.
 
     [{"type": "function", "function": {"name": "add", "parameters": {...}}}]     a list in OpenAI's form
     [{"name": "add", "parameters": {...}}]                                      the same without its frame
-    '[{"type": "function", ...}]'                                               JSON text of either
+    '[{"type": "function", ...}]'                                               JSON text of either, as it is written
 """
 
 from functools import lru_cache
@@ -17,7 +17,8 @@ from asyncrl.errors import DataError
 def read_tools(value: Any, column: str) -> str:
     """`Prompt.tools` of a row that has ``value`` in this column; raises `DataError` if it is no list of tools."""
     try:
-        listed = msgspec.json.decode(value.strip() or "[]") if isinstance(value, str) else _without_nulls(value)
+        value = value.strip() if isinstance(value, str) else _of_columns(value)
+        listed = msgspec.json.decode(value) if isinstance(value, str) and value else value
     except (msgspec.DecodeError, RecursionError) as error:
         raise _no_tools(value, column, f"cannot be read: {error}") from error
     if not listed:
@@ -45,11 +46,22 @@ def _in_frame(tool: Any) -> dict[str, Any]:
     return tool if isinstance(tool, dict) and "function" in tool else {"type": "function", "function": tool}
 
 
-def _without_nulls(value: Any) -> Any:
-    """Leave out keys that are null: parquet gives all objects of a column the same keys."""
+def _of_columns(value: Any) -> Any:
+    """
+    Leave out keys that are null, and put the others in one order.
+
+    Parquet gives all objects of a column the same keys in the same order, those of other rows too.
+    """
     if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+        ordered = sorted(value, key=lambda key: (_ORDER.get(key, len(_ORDER)), key))
+        return {key: _of_columns(value[key]) for key in ordered if value[key] is not None}
+    return [_of_columns(item) for item in value] if isinstance(value, list) else value
+
+
+_ORDER = {
+    key: place for place, key in enumerate(("type", "function", "name", "description", "parameters", "properties"))
+}
+"""Keys that come first in what the policy reads; the others follow by the alphabet."""
 
 
 def _no_tools(value: Any, column: str, problem: str) -> DataError:

@@ -3,10 +3,12 @@
 import json
 import tempfile
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -15,7 +17,6 @@ from hypothesis import strategies as st
 from asyncrl.config.sections.data import Data
 from asyncrl.data.check import inspect
 from asyncrl.data.dataset import BadRow, Dataset
-from asyncrl.data.prepare.published import write
 from asyncrl.data.table import Row, guess, open_rows
 from asyncrl.messages.trajectory import Prompt
 from tests.conftest import draw_picture
@@ -49,8 +50,9 @@ def files_of(rows: Sequence[Row], folder: Path, name: str) -> list[Path]:
     """The same rows in each format that a run reads, a parquet file with one row in each group too."""
     lines, parquet, grouped = folder / f"{name}.jsonl", folder / f"{name}.parquet", folder / f"{name}-groups.parquet"
     lines.write_bytes(b"\n".join(map(msgspec.json.encode, rows)))
-    write(rows, parquet)
-    pq.write_table(pq.read_table(parquet), grouped, row_group_size=1)
+    table = pa.table({name: [row.get(name) for row in rows] for name in dict.fromkeys(chain(*rows))})
+    pq.write_table(table, parquet)
+    pq.write_table(table, grouped, row_group_size=1)
     return [lines, parquet, grouped]
 
 

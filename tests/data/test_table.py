@@ -245,6 +245,19 @@ def test_a_key_of_a_column_is_named_with_a_dot_and_a_column_of_that_name_goes_fi
         require_column(open_rows(path), "b.c", "x.y")
 
 
+def test_a_key_is_looked_for_in_every_column_that_its_name_begins_with(tmp_path: Path) -> None:
+    row = {"b": {"x": 1}, "b.c": {"d": "4"}}
+    parquet, lines = tmp_path / "rows.parquet", jsonl(tmp_path, msgspec.json.encode(row).decode())
+    pq.write_table(pa.Table.from_pylist([row]), parquet)
+    for path in (parquet, lines):
+        assert list(open_rows(path).column("b.c.d")) == ["4"]
+        require_column(open_rows(path), "b.c.d", "x.y")
+        with pytest.raises(
+            DataError, match=r"no column 'b\.c\.e': it has b, b\.c, b\.x, b\.c\.d; did you mean 'b\.c\.d'"
+        ):
+            require_column(open_rows(path), "b.c.e", "x.y")
+
+
 def test_a_key_that_no_row_has_is_named_with_those_present_and_the_row_that_cannot_be_read(tmp_path: Path) -> None:
     path = jsonl(tmp_path, '{"problem": {"txt": "a"}, "n": 1}\n{"problem": {"id": 1}}\n{"problem": \n')
     with pytest.raises(DataError) as refused:

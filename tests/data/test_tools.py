@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from asyncrl.config.sections.data import Data
 from asyncrl.data.check import inspect
 from asyncrl.data.dataset import Dataset
 from asyncrl.data.prepare.own_rows import own_rows
-from asyncrl.data.prepare.published import prepare, write
+from asyncrl.data.prepare.published import prepare
 from asyncrl.data.row import to_prompt
 from asyncrl.data.table import Columns, Row, open_rows
 from asyncrl.data.tools import read_tools, tool_names
@@ -46,8 +48,9 @@ def test_a_list_its_text_and_a_list_without_frames_are_the_same(functions: list[
     tools = framed(functions)
     found = read_tools(tools, "tools")
     assert json.loads(found) == tools
-    for form in (functions, json.dumps(tools), json.dumps(functions, indent=2)):
-        assert read_tools(form, "tools") == found
+    assert read_tools(functions, "tools") == found
+    for text in (json.dumps(tools), json.dumps(functions, indent=2)):
+        assert read_tools(text, "tools") == json.dumps(tools, separators=(",", ":"))
     assert tool_names(found) == tuple(function["name"] for function in functions)
 
 
@@ -57,7 +60,7 @@ def test_rows_of_parquet_have_their_own_tools_and_no_keys_of_other_rows(
 ) -> None:
     rows = [chat_with(tools and framed(tools)) for tools in several]
     path = tmp_path_factory.mktemp("rows") / "rows.parquet"
-    write(rows, path)
+    pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in ("prompt", "answer", "tools")}), path)
     dataset = Dataset.open([str(path)], Data(train=""))
     found = [dataset.prompt(row).tools for row in range(len(rows))]
     assert [json.loads(tools or "null") for tools in found] == [row.get("tools") for row in rows]

@@ -61,7 +61,7 @@ def _open(source: Path) -> Rows:
 
 
 def _problem(row: Row) -> PublishedProblem:
-    if "problem" in row:
+    if row.get("annotat_text") is None:
         question, answer = text_of(row, "problem", "answer")
     else:
         (question,), answer = text_of(row, "annotat_text"), _choice(row)
