@@ -232,7 +232,8 @@ def train_stream(data: Data, seed: int, keep: Keep = keep_nothing) -> PromptStre
     """
     dataset = Dataset.open(data.train_files, data, keep, setting="data.train")
     summary = _summary(dataset, data)
-    rows = _subset(summary.usable, data, seed)
+    keys, held_out = summary.census.keys, _held_out_keys(summary, data)
+    rows = _subset([row for row in summary.usable if keys[row] not in held_out], data, seed)
     parts = dataset.by_file(rows) if data.ratios else [rows]
     for path, part in zip(data.train_files, parts, strict=False):
         if not part:
@@ -246,12 +247,30 @@ def held_out_stream(data: Data, max_prompts: int, keep: Keep = keep_nothing) -> 
     """
     Make the stream of the first ``max_prompts`` rows of each file of ``data.held_out``, or of all rows if it is 0.
 
+    With ``data.hold_out``, of the rows of ``data.train`` that are held out, each prompt once.
     Gives the pictures of all rows to ``keep``, and raises, as `train_stream`.
     """
     dataset = Dataset.open(data.held_out_files, data, keep, setting="data.held_out")
     summary = _summary(dataset, data)
-    rows = [row for part in dataset.by_file(summary.usable) for row in part[: max_prompts or None]]
+    usable = summary.usable
+    if data.hold_out:
+        first = {summary.census.keys[row]: row for row in reversed(usable)}
+        usable = sorted(first[key] for key in _held_out_keys(summary, data))
+    rows = [row for part in dataset.by_file(usable) for row in part[: max_prompts or None]]
     return PromptStream(dataset, [Epochs(rows, None)], limit=len(rows), summary=summary)
+
+
+def _held_out_keys(summary: DatasetSummary, data: Data) -> set[int]:
+    """Keys of the prompts of ``data.train`` that are held out; raises `DataError` if no other is left."""
+    if not data.hold_out:
+        return set()
+    keys = sorted({summary.census.keys[row] for row in summary.usable})
+    if data.hold_out >= len(keys):
+        raise DataError(
+            f"data.hold_out is {data.hold_out:,}, and data.train has {len(keys):,} different prompts: hold out fewer, "
+            f"so that some are left to train on"
+        )
+    return set(keys[: data.hold_out])
 
 
 def num_shared_prompts(train: PromptStream, held_out: PromptStream) -> int:
