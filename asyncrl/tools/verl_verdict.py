@@ -62,7 +62,8 @@ def judge(translation: Translation, of_type: Callable[[Config, str, str], str] =
     except ConfigError as error:
         return Judgement("cannot", (f"the run file does not pass the check of asyncrl run: {error}",))
     unread = tuple(f"not read: {name} is not here" for name in _absent(config))
-    problems, unknown = [], []
+    problems: list[str] = []
+    unknown: list[str] = []
     for check in (_pictures, _functions, _engine, partial(_model, of_type)):
         try:
             unknown += filter(None, [check(config, raw)])

@@ -202,12 +202,12 @@ def _furnish(root: Path, script: Path, files: Mapping[Path, bytes], *, is_traced
     (root / "prelude.sh").write_text(PRELUDE + TRACED * is_traced)
     (root / "dev/null").touch()
     (root / "trace").touch()
-    for path, text in files.items():
-        copy = root / str(path)[1:]
+    for file, text in files.items():
+        copy = root / str(file)[1:]
         copy.parent.mkdir(parents=True, exist_ok=True)
         if not copy.exists():
             copy.write_bytes(text)
-            copy.chmod(path.stat().st_mode & 0o777)
+            copy.chmod(file.stat().st_mode & 0o777)
     for entry in root.rglob("*"):  # The jail may have another user, and the umask may exclude it.
         entry.chmod(entry.stat().st_mode | (0o755 if entry.is_dir() else 0o644))
     for name in (*writable, "dev/null", "trace"):

@@ -13,7 +13,7 @@ import pytest
 
 from asyncrl.errors import ConfigError
 from asyncrl.tools.verl.expand import NOT_READ, SHORTEN, WALL_S, Expansion, _Ran, expand
-from asyncrl.tools.verl.jail import CPU_S
+from asyncrl.tools.verl.jail import CPU_S, FILE_BYTES, MEMORY
 
 TRAIN = "python3 -m verl.trainer.main_ppo"
 
@@ -134,6 +134,17 @@ def test_the_environment_is_empty_but_for_home_and_what_is_given(
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     expansion = run(tmp_path, f'{TRAIN} "a.key=${{WANDB_API_KEY:-none}}" "a.b=$GIVEN" "a.home=$HOME"\n', GIVEN="x y")
     assert options(expansion) == ["a.key=none", "a.b=x y", f"a.home={Path.home()}"]
+
+
+def test_the_page_names_the_variables_and_the_limits_of_the_jail(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/import-verl.md").read_text(encoding="utf-8")
+    for limit in (f"{CPU_S} s of CPU", f"{MEMORY >> 20} MiB of", f"{FILE_BYTES >> 20} MiB", f"{WALL_S:g} s:"):
+        assert limit in page.replace("\n", " "), limit
+    (words,) = (command[3:] for command in run(tmp_path, f"{TRAIN} $(env | grep -o '^[A-Z_]*=')\n").commands)
+    set_by_bash = {"PWD", "OLDPWD", "SHLVL", "_"}
+    own = {word.removesuffix("=") for word in words} - set_by_bash
+    assert own == {"HOME", "PATH", "TMPDIR", "LC_ALL", "BASH_ENV"}
+    assert all(f"`{name}`" in page for name in own)
 
 
 def test_nothing_outside_changes(tmp_path: Path) -> None:
