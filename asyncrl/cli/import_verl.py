@@ -2,23 +2,23 @@
 
 import re
 import sys
-import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 
 from asyncrl.cli.parts import report_errors
-from asyncrl.config.run_file import decode
 from asyncrl.data.table import open_rows
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.files.atomic import output
 from asyncrl.terminal import aligned, command_line, echo
-from asyncrl.tools.verl.launch import Launch, expand, find_launch, of_options
+from asyncrl.tools.verl.expand import expand
+from asyncrl.tools.verl.launch import Launch, find_launch, of_options
 from asyncrl.tools.verl.options import files
 from asyncrl.tools.verl.overrides import Fate
 from asyncrl.tools.verl.translate import Translation, translate
+from asyncrl.tools.verl_verdict import Judgement, judge
 
 # ── translation ───────────────────────────────────────────────────────────────────────────────
 # The launch of a script or of options, and the account of its translation.
@@ -26,19 +26,22 @@ from asyncrl.tools.verl.translate import Translation, translate
 ORDER: Sequence[Fate] = ("mapped", "not needed", "substituted", "not supported", "unknown")
 
 
-def report(translation: Translation, notes: Sequence[str], verdict: str) -> list[str]:
-    """Lines of the account: the options by fate, ``notes`` about the script, and the verdict with counts."""
+def report(translation: Translation, complaints: Sequence[str], judgement: Judgement) -> list[str]:
+    """Lines of the account: the options by fate, what the checks say, and the verdict with counts."""
     lines: list[str] = []
     for fate in ORDER:
         if accounts := [account for account in translation.accounts if account.fate == fate]:
             lines += [fate, *aligned([[f"  {account.option}", account.detail] for account in accounts]), ""]
-    lines += [f"note: {note}" for note in (*translation.notes, *notes)]
+    notes = (*translation.notes, *complaints, *judgement.unread, *judgement.problems)
+    lines += [f"note: {note}" for note in notes]
     lines += [f"missing: {sentence}" for sentence in translation.missing]
+    lines += [f"not known: {sentence}" for sentence in judgement.unknown]
     counts = Counter(account.fate for account in translation.accounts)
-    return [*lines, f"{verdict}: " + ", ".join(f"{counts[fate]} {fate}" for fate in ORDER if counts[fate])]
+    return [*lines, f"{judgement.verdict}: " + ", ".join(f"{counts[fate]} {fate}" for fate in ORDER if counts[fate])]
 
 
-def _launch(arguments: Sequence[str], environment: Sequence[str]) -> tuple[Launch, list[str]]:
+def launch_of(arguments: Sequence[str], environment: Sequence[str]) -> tuple[Launch, list[str]]:
+    """Launch of a script with its arguments, or of options, and what the script's shell says. Raises `ConfigError`."""
     first, *rest = arguments
     script = Path(first)
     if "=" in first and not script.is_file():
@@ -47,9 +50,19 @@ def _launch(arguments: Sequence[str], environment: Sequence[str]) -> tuple[Launc
     complaints = [_said(complaint) for complaint in expansion.complaints]
     text = script.read_text("utf-8", "replace")
     try:
-        return find_launch(expansion.commands, rest, expansion.environments, text, script.name), complaints
+        launch = find_launch(
+            expansion.commands,
+            rest,
+            environments=expansion.environments,
+            script=text,
+            name=script.name,
+            folders=[Path.cwd(), script.parent],
+        )
     except ConfigError as error:
+        if expansion.stopped:
+            raise ConfigError(f"{script}: {expansion.stopped}") from error
         raise ConfigError("; ".join([str(error), *complaints])) from error
+    return launch, complaints
 
 
 def _said(complaint: str) -> str:
@@ -83,18 +96,6 @@ def _num_rows(launch: Launch) -> int | None:
     return min(count, most.value) if most and isinstance(most.value, int) and most.value > 0 else count
 
 
-def _problem(translation: Translation) -> str:
-    """Sentence of the check that the run file fails; empty if it passes, or if a required setting is missing."""
-    raw: Mapping[str, object] = tomllib.loads(translation.toml)
-    if translation.missing:
-        return ""
-    try:
-        decode(dict(raw))
-    except ConfigError as error:
-        return f"the run file does not pass the check of asyncrl run: {error}"
-    return ""
-
-
 # ── command ───────────────────────────────────────────────────────────────────────────────────
 
 PATH = click.Path(path_type=Path)
@@ -111,11 +112,13 @@ def import_verl(arguments: tuple[str, ...], out: Path | None, environment: tuple
     Translate a launch script of verl to a run file.
 
     SCRIPT is a shell script that starts a trainer of verl; arguments after it are passed to it and added to its
-    options. Each OPTION is KEY=VALUE in Hydra's syntax, in place of a script. The script runs in a jail without files,
-    network and programs, in which Python only records its arguments; its environment is empty but for HOME and --env.
+    options. Each OPTION is KEY=VALUE in Hydra's syntax, in place of a script. The script runs in a jail without network
+    and programs, and with the files alone that it names and that are beside it or below this folder. Python only
+    records its arguments there. Of this environment the script has HOME and what --env gives.
 
-    The run file has a comment where a meaning differs. The table on stderr accounts for every option. Exits with 1 if
-    the run cannot work as translated: an option has no substitute, or something is missing.
+    The run file has a comment where a meaning differs. The table on stderr accounts for every option. The verdict is
+    that of `asyncrl run --dry-run`, with the defaults of the model's type in place of a model that is not here. Exits
+    with 1 if the run cannot work as translated: an option has no substitute, something is missing, or a check fails.
 
     \b
     Example:
@@ -123,20 +126,19 @@ def import_verl(arguments: tuple[str, ...], out: Path | None, environment: tuple
       asyncrl import-verl algorithm.adv_estimator=grpo \\
         data.train_files=train.parquet ...
     """
-    launch, complaints = _launch(arguments, environment)
+    launch, complaints = launch_of(arguments, environment)
     translation = translate(launch, _num_rows(launch) if rows is None else rows)
     if out:
         with output(out) as unfinished:
             unfinished.write_text(translation.toml, encoding="utf-8")
     else:
         echo(translation.toml, nl=False)
-    problem = _problem(translation)
-    verdict = "cannot" if problem else translation.verdict
-    for line in report(translation, [*complaints, *([problem] if problem else [])], verdict):
+    judgement = judge(translation)
+    for line in report(translation, complaints, judgement):
         echo(line, err=True)
     if out:
         echo(out)
-    if verdict == "cannot":
+    if judgement.verdict == "cannot":
         sys.exit(1)
     if out:
         echo(f"to try it on a CPU: {command_line('asyncrl', 'run', out)} --scale tiny --set run.steps=3", err=True)

@@ -1,7 +1,7 @@
 """Check by a model's config, in a process with torch, that trainer and rollouts can compute it in their memory."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def examine(config: Config, device_memory: str = "", host_memory: str = "") -> l
 
 def _lines(config: Config, device_memory: str = "", host_memory: str = "") -> Iterator[CheckLine]:
     text_config: list[Any] = []
-    yield (architecture := result_line("architecture", lambda: _architecture(config, text_config)))
+    yield (architecture := result_line("architecture", lambda: _of_directory(config, text_config)))
     if architecture.state == "bad":
         yield from (CheckLine(SECTION, name, "absent", NOT_CHECKED) for name in ("positions", MEMORY))
         return
@@ -74,22 +74,31 @@ def result_line(name: str, find: Callable[[], str]) -> CheckLine:
         return CheckLine(SECTION, name, "bad", "see below", str(error))
 
 
-def _architecture(config: Config, text_config: list[Any]) -> str:
+def _of_directory(config: Config, text_config: list[Any]) -> str:
+    text_config.append(check_computation(config, check_weights(Path(config.model.path), "model.path")))
+    if config.trainer.lora.path:
+        _check_adapter(config)
+    return f"a model of type {text_config[0].model_type!r}, which the trainer can compute"
+
+
+def check_computation(config: Config, shapes: Mapping[str, tuple[int, ...]] | None) -> Any:
+    """
+    Text config of the model in ``model.path``. Raises `ConfigError` unless the trainer can compute it, and a critic.
+
+    ``shapes`` are those of the weights by name; None if there is a config.json alone. Imports torch.
+    """
     from asyncrl.trainer.model import architecture
 
     model = Path(config.model.path)
-    shapes = check_weights(model, "model.path")
-    text_config.append(architecture.check_architecture(model, shapes, "model.path", config.model.overrides))
-    architecture.check_lengths(text_config[0], config.longest_request, f"model.path={model}")
+    text_config = architecture.check_architecture(model, shapes, "model.path", config.model.overrides)
+    architecture.check_lengths(text_config, config.longest_request, f"model.path={model}")
     advantage = config.algorithm.advantage
     if not is_path(advantage) and "values" in estimator_entry(advantage).needs:
         critic = Path(config.critic.path) if config.critic.path else model
         overrides = {} if config.critic.path else config.model.overrides
         read = architecture.read_architecture(critic, "critic.path", overrides)
         architecture.check_critic(read, f"critic.path={critic}")
-    if config.trainer.lora.path:
-        _check_adapter(config)
-    return f"a model of type {text_config[0].model_type!r}, which the trainer can compute"
+    return text_config
 
 
 def _check_adapter(config: Config) -> None:

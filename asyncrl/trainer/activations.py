@@ -329,7 +329,8 @@ class _OneKernel(TorchFunctionMode):
 
 
 def _allocated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
+    out = torch.empty_like(query[..., : value.shape[-1]])  # a latent model's values are narrower than its keys
+    return out, query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
 _attention_kernel = torch.library.custom_op("asyncrl::planned_attention", _allocated, mutates_args=())

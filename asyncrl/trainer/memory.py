@@ -100,7 +100,7 @@ def measure(
 
     Args:
         computation: Contains the model, and adapters.
-        views: Of the model, as they are read from files.
+        views: Of the model, as they are read from files; its buffers are read whole.
         shards: Ranks to shard over.
         expert_parallel: Experts stay with the ranks that hold them, so they are of no layer that is gathered.
     """
@@ -131,7 +131,9 @@ def measure(
         layer=max(map(_items, layers), default=0),
         layer_trained=max((_items(of_trained(layer)) for layer in layers), default=0),
         parameter=max(prod(shape) for shape in shapes.values()),
-        slice=max((_slice_items(view, shapes[view.parameter], shards) for view in views), default=0),
+        slice=max(
+            (_slice_items(view, shape, shards) for view in views if (shape := shapes.get(view.parameter))), default=0
+        ),
     )
 
 
@@ -145,7 +147,7 @@ def meta_model(path: Path, kind: Any, setting: str, overrides: Mapping[str, Any]
     config.update(options)
     try:
         with torch.device("meta"):
-            return kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+            return kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()  # as it is trained
     except Exception as error:  # a wrong value in config.json may raise anything
         raise ConfigError(
             f"{setting}={path}: no model can be made by its config.json: {describe(error, __file__)}"

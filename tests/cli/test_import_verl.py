@@ -81,7 +81,29 @@ def test_options_become_a_run_file_on_stdout_and_accounts_on_stderr() -> None:
     assert tomllib.loads(result.stdout)["schedule"]["groups_per_step"] == 8
     for option in (*NEEDED, "data.return_raw_chat=True", "+data.nonsense=1"):
         assert f"  {option}  " in result.stderr
-    assert result.stderr.splitlines()[-1] == "runs: 5 mapped, 2 not needed, 1 unknown"
+    assert result.stderr.splitlines()[-1] == "not known: 5 mapped, 2 not needed, 1 unknown"
+    assert "not known: the type of the model models/base" in result.stderr
+
+
+def test_a_script_that_is_stopped_is_refused_with_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"while :; do :; done\n{SCRIPT}")
+    monkeypatch.setattr("asyncrl.tools.verl.expand.WALL_S", 1.0)
+    result = in_jail(str(script))
+    assert result.exit_code == 78
+    assert "did not end within 1 s and was stopped; take out what it does before the training" in result.stderr
+    assert "starts no trainer" not in result.stderr
+
+
+def test_the_verdict_on_a_published_model_is_that_of_a_dry_run_of_the_file(tmp_path: Path) -> None:
+    out = str(tmp_path / "run.toml")
+    for model, code in (("Qwen/Qwen3-8B", 0), ("zai-org/GLM-4.1V-9B-Thinking", 1)):
+        options = [f"actor_rollout_ref.model.path={model}", "data.train_files=geo3k/train.parquet", *NEEDED[2:]]
+        options += ["data.image_key=''"] * (code == 0)
+        result = asyncrl("import-verl", *options, "-o", out)
+        assert (result.exit_code, result.stderr.splitlines()[-2 + code].partition(":")[0]) == (
+            code, ["runs", "cannot"][code],
+        )  # fmt: skip
 
 
 def test_a_script_becomes_a_valid_run_file(tmp_path: Path) -> None:

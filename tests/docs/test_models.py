@@ -16,7 +16,6 @@ from asyncrl.engine import Completion, Request
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Sampling, Span
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
-from asyncrl.tools.published_models import NOT_TRAINED
 from asyncrl.trainer.model.architecture import check_architecture
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import collate
@@ -227,9 +226,3 @@ CAUSES = {
 
 def cause(message: str) -> str:
     return next(short for part, short in CAUSES.items() if part in message)
-
-
-def test_published_models_are_refused_by_name_for_the_reasons_of_the_table() -> None:
-    of_table = {kind: table()[kind].split(" | ")[2] for kind in NOT_TRAINED if kind in table()}
-    assert of_table
-    assert of_table == {kind: f"no: {NOT_TRAINED[kind]}" for kind in of_table}

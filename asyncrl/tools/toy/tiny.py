@@ -8,7 +8,6 @@ Reduction of a recipe for many devices to one for a CPU: the same options, with 
 
 import math
 import random
-import re
 import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -27,19 +26,12 @@ from asyncrl.config.sections.environment import Environment
 from asyncrl.config.sections.run import Run
 from asyncrl.config.toml import convert
 from asyncrl.data.prepare.geo3k import GEO3K
-from asyncrl.data.prepare.published import (
-    DAPO_MATH,
-    GSM8K,
-    MATH,
-    PublishedDataset,
-    PublishedProblem,
-    write,
-    written_row,
-)
+from asyncrl.data.prepare.published import DAPO_MATH, GSM8K, PublishedDataset, PublishedProblem, write, written_row
 from asyncrl.data.prompts import train_stream
 from asyncrl.messages.trajectory import IMAGE_MARK
 from asyncrl.plug_in import is_path
 from asyncrl.reward.routing import AUTO, route
+from asyncrl.tools.published_data import dataset_of, has_pictures
 from asyncrl.tools.toy import drawn_squares
 from asyncrl.tools.toy.tiny_models import FORMS, architecture_of, make
 
@@ -50,20 +42,12 @@ from asyncrl.tools.toy.tiny_models import FORMS, architecture_of, make
 #
 # There are two answers, 0 and 1, so that a model that knows how an answer is written is right every second time.
 
-DATASETS = (("gsm8k", GSM8K), ("geo3k|geometry3k", GEO3K), ("dapo|aime", DAPO_MATH), ("math", MATH))
-"""Patterns of the names of folders and files, in lower case, with the published dataset that they mean."""
 ANSWERS = ("0", "1")
 NUM_ROWS = 32
 LONG = 100
 """Repetitions of the question in a prompt that is too long."""
 LAST_LINE = ' The last line of the solution is "Answer:" and the result.'
 """Instruction in the prompts of DAPO-Math, where a published row has it too."""
-
-
-def dataset_of(path: Path) -> PublishedDataset | None:
-    """Published dataset that a part of the path names, the last such part; None if no part does."""
-    parts = [part.lower() for part in reversed(path.parts)]
-    return next((dataset for part in parts for pattern, dataset in DATASETS if re.search(pattern, part)), None)
 
 
 def write_sample(dataset: PublishedDataset, out: Path, *, split: str, seed: int, long_every: int = 0) -> None:
@@ -202,7 +186,7 @@ def scaled(raw: Values, folder: Path, report: Report) -> Config:
     replace(_limits(values) | _code(values))
     replace(_rewards(values, _longest_written(values) / written))
     replace(_served(values))
-    replace(_data(values, folder))
+    replace(_data(values, folder, pictures=has_pictures(raw.get("data", {}))))
     replace(_models(values, folder, report))
     del values["run"]["steps" if values["run"]["epochs"] else "epochs"]
     return decode(values)
@@ -219,7 +203,7 @@ def _has_environment(values: Values) -> bool:
 def _limits(values: Values) -> Values:
     given = dict(leaves(values))
     most = MOST | (OF_EPISODES if _has_environment(values) else {})
-    most |= {} if values["run"]["epochs"] else {"trainer.warmup_steps": values["run"]["steps"]}
+    most["trainer.warmup_steps"] = 1 if values["run"]["epochs"] else values["run"]["steps"]
     sizes = {key: min(given[key], limit) for key, limit in most.items()}
     groups = TRAJECTORIES // sizes["schedule.group_size"]
     sizes["schedule.groups_per_step"] = min(given["schedule.groups_per_step"], groups)
@@ -323,12 +307,12 @@ def _is_here(function: str) -> bool:
 # ── data ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _data(values: Values, folder: Path) -> Values:
+def _data(values: Values, folder: Path, *, pictures: bool) -> Values:
     """Make rows in place of files that are not here."""
     data, seed = values["data"], values["run"]["seed"]
     named = {key: [data[key]] if isinstance(data[key], str) else data[key] for key in ("train", "held_out")}
     paths = [Path(path) for key in named for path in named[key] if path]
-    likely = next(filter(None, map(dataset_of, paths)), GEO3K if data["image_column"] else GSM8K)
+    likely = GEO3K if pictures else next(filter(None, map(dataset_of, paths)), GSM8K)
     allows_long = data["filter_overlong_prompts"] or data["truncation"] != "error"
     changes: Values = {}
     for key in (key for key in named if any(named[key])):
@@ -348,7 +332,7 @@ def _sample(path: Path, split: str, folder: Path, likely: PublishedDataset, *, s
     """The file itself if it exists, else a generated one in the form of its dataset, or of the ``likely`` one."""
     if path.is_file():
         return path
-    dataset = dataset_of(path) or likely
+    dataset = likely if likely is GEO3K else dataset_of(path) or likely
     sample = (
         folder / f"{dataset.data_source.replace('/', '-')}{'-with-long' if long_every else ''}" / f"{split}.parquet"
     )
@@ -376,7 +360,7 @@ def _models(values: Values, folder: Path, report: Report) -> Values:
         section = key.partition(".")[0]
         if not (path := values[section]["path"]):
             continue
-        architecture = architecture_of(path, key, has_pictures=any(prompt.images for prompt in prompts))
+        architecture = architecture_of(path, has_pictures=any(prompt.images for prompt in prompts))
         directory = folder / f"{architecture}-{sources}{'-calls' if may_call else ''}"
         make(directory, architecture, prompts, verifiers, seed=seed, may_call=may_call, report=report)
         changes[key] = str(directory)

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import (
     CONFIG_MAPPING,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -25,6 +24,7 @@ from transformers import (
 from asyncrl.config.model.weights import read_config
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import IMAGE_MARK, Prompt
+from asyncrl.plug_in import describe
 from asyncrl.tools.published_models import model_type_of
 from asyncrl.tools.toy.demonstrations import encode
 from asyncrl.tools.toy.drawn_squares import (
@@ -37,76 +37,97 @@ from asyncrl.tools.toy.drawn_squares import (
 )
 from asyncrl.tools.toy.models import save_model, tokenizer_from_texts
 from asyncrl.tools.toy.warm_up import supervised_step
+from asyncrl.trainer.model.architecture import check_config, language_model
 
 # ── architectures ─────────────────────────────────────────────────────────────────────────────
 
 MAX_POSITIONS = 4096
-TEXT = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+SIZES = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd"), 64),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "encoder_ffn_dim", "decoder_ffn_dim"), 128),
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), MAX_POSITIONS),
     "num_key_value_heads": 2,
-    "max_position_embeddings": MAX_POSITIONS,
+    "head_dim": 16,
     "tie_word_embeddings": False,
-    "bos_token_id": None,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size"), 32),
+    "shared_expert_intermediate_size": 64,
+    "norm_topk_prob": True,
+    **dict.fromkeys(("n_group", "topk_group"), 1),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "v_head_dim", "qk_rope_head_dim"), 16),
+    "qk_nope_head_dim": 8,
 }
-"""Sizes that all language models here have in common."""
-HEADS = {"head_dim": 16}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen2": {},
-    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 64},
-    "qwen3": HEADS,
-    "qwen3_moe": {**HEADS, **EXPERTS},
-}
-"""Further sizes of language models, by ``model_type``."""
+"""Values of the keys that a type's config may have. Keys whose default is None stay so."""
+MOST_PARAMETERS = 200_000_000
+"""A type whose sizes have other names than these stays too large to be tried on a CPU."""
 READ_PICTURES = ("qwen2_5_vl", "qwen3_vl")
-KINDS = (*ARCHITECTURES, *READ_PICTURES)
 ANY = {False: "qwen3", True: "qwen3_vl"}
 """Architecture in place of one that no name tells, without and with pictures."""
 
 
-def architecture_of(path: str, setting: str, *, has_pictures: bool = False) -> str:
-    """
-    ``model_type`` of a model directory, of the published model that a part of its path names, or of a stand-in.
-
-    Raises `ConfigError` if it is one of which no tiny model is made.
-    """
+def architecture_of(path: str, *, has_pictures: bool = False) -> str:
+    """``model_type`` of a model directory, of the published model that a part of its path names, or of a stand-in."""
     if (Path(path) / "config.json").is_file():
-        found = str(read_config(Path(path)).get("model_type"))
-    else:
-        found = model_type_of(path) or ANY[has_pictures]
-    if found not in KINDS:
-        raise ConfigError(
-            f"{setting}={path} has model_type {found!r}; --scale tiny makes models of {', '.join(KINDS)}: name one of "
-            f"those, such as models/Qwen3-8B"
-        )
-    return found
+        return str(read_config(Path(path)).get("model_type"))
+    return model_type_of(path) or ANY[has_pictures]
 
 
 def random_model(architecture: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
-    """A model with random weights, a function of its arguments; the process's random state stays as it was."""
+    """
+    A model with random weights, a function of its arguments; the process's random state stays as it was.
+
+    Raises `ConfigError` if the trainer cannot compute the architecture, or no tiny model of it can be made.
+    """
     if architecture == "qwen3_vl":
         return random_vision_model(tokenizer, seed)
-    text: dict[str, Any] = {
-        **TEXT,
-        "vocab_size": len(tokenizer),
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    config = tiny_config(architecture, tokenizer)
+    source = f"a tiny model of type {architecture!r}"
+    size = sum(parameter.numel() for parameter in check_config(config, source).parameters())
+    if size > MOST_PARAMETERS:
+        raise ConfigError(f"{source} has {size:,} parameters: too many for --scale tiny; name a model of another type")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if architecture in READ_PICTURES:
-            return AutoModelForImageTextToText.from_config(_with_tower(architecture, text, tokenizer))
-        return AutoModelForCausalLM.from_config(CONFIG_MAPPING[architecture](**text, **ARCHITECTURES[architecture]))
+        model: PreTrainedModel = language_model(config, source).from_config(config)
+    return model
 
 
-def _with_tower(architecture: str, text: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Any:
+def tiny_config(architecture: str, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Config of a type with its defaults and small sizes. Raises `ConfigError` for a type without defaults."""
+    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    sizes = {**SIZES, "vocab_size": len(tokenizer), "bos_token_id": eos, "eos_token_id": eos, "pad_token_id": pad}
+    sizes["vocab_size_per_layer_input"] = len(tokenizer)
+    if architecture == "qwen2_5_vl":
+        return _with_tower(architecture, sizes, tokenizer)
+    if architecture not in CONFIG_MAPPING:
+        raise ConfigError(f"transformers {transformers.__version__} has no model of model_type {architecture!r}")
+    try:
+        return _shrunk(CONFIG_MAPPING[architecture](), sizes)
+    except Exception as error:  # a type whose parts must be given raises anything
+        raise ConfigError(
+            f"no tiny model of model_type {architecture!r} is made: {describe(error, __file__)}"
+        ) from error
+
+
+def _shrunk(config: Any, sizes: dict[str, Any]) -> Any:
+    known = config.to_dict()
+    taken = {key: size for key, size in sizes.items() if known.get(key) is not None}
+    if known.get("kv_lora_rank"):  # keys and values of all heads are made of one latent vector
+        taken["num_key_value_heads"] = SIZES["num_attention_heads"]
+    if kinds := known.get("layer_types"):
+        taken["layer_types"] = kinds[-SIZES["num_hidden_layers"] :]
+    parts = {name: getattr(config, name, None) for name in config.sub_configs}
+    taken |= {name: _shrunk(part, sizes) for name, part in parts.items() if part is not None}
+    return type(config)(**taken)
+
+
+def _with_tower(architecture: str, sizes: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Any:
     """Config of a Qwen2.5-VL, whose tower attends in windows, for the same pictures as `random_vision_model`."""
     names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+    text = _shrunk(CONFIG_MAPPING[architecture]().get_text_config(), sizes).to_dict()
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
     tower = {
         "depth": 2,
         "hidden_size": 32,
@@ -121,7 +142,7 @@ def _with_tower(architecture: str, text: dict[str, Any], tokenizer: PreTrainedTo
         "tokens_per_second": 2,
     }
     ids = dict(zip(names, tokenizer.convert_tokens_to_ids(list(VISION_WORDS)), strict=True))
-    return CONFIG_MAPPING[architecture](text_config={**text, "rope_parameters": rope}, vision_config=tower, **ids)
+    return CONFIG_MAPPING[architecture](text_config=text, vision_config=tower, **ids)
 
 
 # ── forms ─────────────────────────────────────────────────────────────────────────────────────

@@ -51,7 +51,7 @@ def main() -> None:
 
 def _limit(processes: int) -> None:
     for kind, amount in (
-        (resource.RLIMIT_CPU, CPU_S),
+        (resource.RLIMIT_CPU, CPU_S),  # SIGXCPU, which the starter reads as this limit; a second later SIGKILL
         (resource.RLIMIT_AS, MEMORY),
         (resource.RLIMIT_FSIZE, FILE_BYTES),
         (resource.RLIMIT_NOFILE, FILES),
@@ -60,7 +60,7 @@ def _limit(processes: int) -> None:
     ):
         hard = resource.getrlimit(kind)[1]
         lower = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
-        resource.setrlimit(kind, (lower, lower))
+        resource.setrlimit(kind, (lower, lower + 1 if kind == resource.RLIMIT_CPU and lower < hard else lower))
 
 
 def _enter(root: str, user_id: int) -> None:

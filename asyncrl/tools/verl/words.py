@@ -8,11 +8,13 @@ Words of a launch line that are no options, and the variables of its environment
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from asyncrl.tools.verl.overrides import Account, Fate, is_override
+from asyncrl.tools.verl.named_files import configuration, find, variables_of
+from asyncrl.tools.verl.overrides import Account, Fate, Override, is_override, parse_override, parse_value
 from asyncrl.tools.verl.trainers import CONFIGS, OTHER_PROGRAMS
 
 # ── line ──────────────────────────────────────────────────────────────────────────────────────
@@ -89,11 +91,9 @@ def _divided(words: Sequence[str]) -> tuple[list[list[str]], list[str], list[str
 # ── accounts ──────────────────────────────────────────────────────────────────────────────────
 
 OWN_PROCESSES = "there is no Ray: asyncrl runs its own processes"
-ENV_FILE = (
-    "its variables are not read: export those of its env_vars where asyncrl is started, as HCCL_* and NCCL_* among them"
-)
-VERLS_ENV_FILE = "verl/trainer/runtime_env.yaml"
-VERLS_VARIABLES = "verl's own has variables for verl's own use of NCCL and of Megatron"
+UNREAD = "it is not here, and was not read"
+ENV_FLAGS, JSON = ("--runtime-env", "--env-file"), "--runtime-env-json"
+"""Flags of runners whose value is a file with variables, and the one whose value has them."""
 
 
 def config_names(line: Line) -> list[str]:
@@ -106,67 +106,118 @@ def _value(flag: Sequence[str]) -> str:
     return (flag[0].partition("=")[2] if "=" in flag[0] else flag[-1]).strip("'\"")
 
 
-def of_flags(line: Line) -> Iterator[Account]:
-    """Accounts of Hydra's flags: of configurations that are known, of others, and of where they are."""
-    names = config_names(line)
-    are_known = all(name in CONFIGS for name in names)
+def config_files(line: Line, folders: Sequence[Path]) -> dict[str, Path]:
+    """Configurations of a line that are here, in the folder that the line gives, by their names."""
+    given = [_value(flag) for flag in line.flags if flag[0].partition("=")[0] not in CONFIG_FLAGS[::3]]
+    found = {name: find(f"{folder}/{name}.yaml", folders) for name in config_names(line) for folder in given}
+    return {name: path for name, path in found.items() if path}
+
+
+def configured(name: str, path: Path | None, above: Sequence[str] = ()) -> list[Override]:
+    """
+    Options that a configuration sets: those of its file, after those of its bases, else verl's own of this name.
+
+    ``above`` are configurations that are based on this one. Raises `ConfigError` if a file is no configuration.
+    """
+    if path is None or name in above:
+        return [replace(parse_override(option), source=name) for option in CONFIGS.get(name, ())]
+    read = configuration(path)
+    bases = [(base, find(f"{base}.yaml", [path.parent])) for base in read.bases]
+    own = [
+        Override(key, parse_value(value) if isinstance(value, str) else value, f"{key}={value}", source=name)
+        for key, value in read.options.items()
+    ]
+    return [option for base in bases for option in configured(*base, (*above, name))] + own
+
+
+def of_flags(line: Line, folders: Sequence[Path] = ()) -> Iterator[Account]:
+    """Accounts of Hydra's flags: of configurations that are here, of verl's own, and of others."""
+    names, files = config_names(line), config_files(line, folders)
+    has_folder = len(line.flags) > len(names)
     for flag in line.flags:
-        text = " ".join(flag)
+        text, value = " ".join(flag), _value(flag)
         if flag[0].partition("=")[0] not in CONFIG_FLAGS[::3]:
-            yield _folder(text, is_known=are_known)
+            yield _folder(text, are_read=len(files) == len(names))
             continue
-        name = PurePosixPath(_value(flag)).name.removesuffix(".yaml")
-        if name not in CONFIGS:
-            why = f"the configuration {name!r} was not read: give the options that it sets on the line"
-            yield Account(text, "unknown", why)
-        elif sets := CONFIGS[name]:
-            yield Account(text, "mapped", f"verl's own configuration, which sets {', '.join(sets)}")
+        name = PurePosixPath(value).name.removesuffix(".yaml")
+        sets = f"sets {', '.join(CONFIGS[name])}" if CONFIGS.get(name) else "has the defaults here"
+        if name in files:
+            yield _of_file(text, files[name])
+        elif name not in CONFIGS:
+            yield Account(text, "unknown", f"the configuration {name!r} was not read: give the options that it sets")
+        elif has_folder:
+            yield Account(text, "unknown", f"{UNREAD}: taken for verl's own of this name, which {sets}")
         else:
-            yield Account(text, "not needed", "verl's own configuration, whose values are the defaults here")
+            yield Account(text, "mapped" if CONFIGS[name] else "not needed", f"verl's own configuration, which {sets}")
 
 
-def _folder(text: str, *, is_known: bool) -> Account:
-    if is_known:
-        return Account(text, "not needed", "it says where verl's own configuration is")
-    return Account(text, "unknown", "configurations in it were not read: give the options that they set")
+def _of_file(text: str, path: Path) -> Account:
+    bases = configuration(path).bases
+    others = [base for base in bases if base not in CONFIGS and not find(f"{base}.yaml", [path.parent])]
+    if others:
+        return Account(text, "unknown", f"{path} was read, and {', '.join(others)}, on which it is based, is not here")
+    return Account(text, "mapped", f"{path} was read; its options have accounts of their own")
 
 
-def of_runner(line: Line) -> Iterator[Account]:
+def _folder(text: str, *, are_read: bool) -> Account:
+    if are_read:
+        return Account(text, "not needed", "it says where the configuration is")
+    return Account(
+        text, "unknown", f"{UNREAD}: give the options that its configurations set, if they are not verl's own"
+    )
+
+
+def of_runner(line: Line, folders: Sequence[Path] = ()) -> Iterator[Account]:
     """Accounts of the words before the program, and of those after the module that are no options."""
-    words, rest = list(line.runner), []
-    while words:
-        word = words.pop(0)
-        name, equals, value = word.partition("=")
-        if name not in ("--runtime-env", "--runtime-env-json"):
-            rest.append(word)
-            continue
-        value = value if equals or not words else words.pop(0)
-        text = word if equals else f"{word} {value}"
-        if name == "--runtime-env-json":
+    rest: list[str] = []
+    for name, value, text in _runner(line):
+        if name == JSON and _of_json(value) is None:
+            yield Account(text, "unknown", "it is no JSON with env_vars, and was not read")
+        elif name == JSON:
             yield Account(text, "not needed", "its env_vars are accounted for as variables")
-        elif value.endswith(VERLS_ENV_FILE):
-            yield Account(text, "not needed", VERLS_VARIABLES)
+        elif name not in ENV_FLAGS:
+            rest.append(text)
+        elif path := find(value, folders):
+            yield Account(text, "not needed", f"{path} was read: its variables have accounts of their own")
         else:
-            yield Account(text, "unknown", ENV_FILE)
+            yield Account(text, "unknown", f"{UNREAD}: export its variables where asyncrl is started")
     if rest:
         yield Account(" ".join(rest), "not needed", OWN_PROCESSES)
     for word in line.others:
         yield Account(word, "unknown", "it is no option of Hydra, KEY=VALUE, and has no effect")
 
 
-def runtime_variables(line: Line) -> dict[str, str]:
-    """Variables of ``--runtime-env-json``, and those that the runner sets itself."""
-    texts = [word.partition("=")[2] for word in line.runner if word.startswith("--runtime-env-json=")]
-    places = [place for place, word in enumerate(line.runner[:-1]) if word == "--runtime-env-json"]
-    texts += [line.runner[place + 1] for place in places]
+def _runner(line: Line) -> Iterator[tuple[str, str, str]]:
+    """Words of the runner, each as its name, its value, and its text; only flags with variables have a value."""
+    words = iter(line.runner)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name not in (*ENV_FLAGS, JSON):
+            yield word, "", word
+        elif equals:
+            yield name, value, word
+        else:
+            value = next(words, "")
+            yield name, value, f"{word} {value}".strip()
+
+
+def runtime_variables(line: Line, folders: Sequence[Path] = ()) -> dict[str, str]:
+    """Variables that the runner sets: itself, in its JSON, and in files here. Raises `ConfigError` for a wrong file."""
     found: dict[str, str] = dict(line.variables)
-    for text in texts:
-        try:
-            variables = json.loads(text).get("env_vars", {})
-        except (ValueError, AttributeError):
-            continue
-        found |= {str(name): str(value) for name, value in variables.items()}
+    for name, value, _ in _runner(line):
+        if name == JSON:
+            found |= _of_json(value) or {}
+        elif name in ENV_FLAGS and (path := find(value, folders)):
+            found |= variables_of(path)
     return found
+
+
+def _of_json(text: str) -> dict[str, str] | None:
+    """Variables of an environment of Ray; None if the text is none."""
+    try:
+        return {str(name): str(value) for name, value in json.loads(text).get("env_vars", {}).items()}
+    except (ValueError, AttributeError):
+        return None
 
 
 # ── environment ───────────────────────────────────────────────────────────────────────────────

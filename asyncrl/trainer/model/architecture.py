@@ -36,6 +36,10 @@ ROPE_OF_THE_ROW = {"dynamic", "longrope"}
 """Types of rotary embeddings that depend on the last position of a row."""
 
 
+class NotMade(ConfigError):
+    """transformers reads a config.json, and makes no model by it."""
+
+
 def read_architecture(path: Path, setting: str, overrides: Mapping[str, Any] = NONE) -> Any:
     """
     The config of a model as transformers reads it, with ``model.overrides``.
@@ -91,29 +95,36 @@ def policy_class(path: Path, overrides: Mapping[str, Any] = NONE) -> Any:
 
 
 def check_architecture(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], setting: str, overrides: Mapping[str, Any] = NONE
+    path: Path, shapes: Mapping[str, tuple[int, ...]] | None, setting: str, overrides: Mapping[str, Any] = NONE
 ) -> PreTrainedConfig:
     """
     Raise `ConfigError` unless the trainer can compute the language model of a directory.
 
     Args:
-        shapes: Shape of each weight in its files, by name.
+        shapes: Shape of each weight in its files, by name; None if it has no weights.
         setting: Key of the path, for messages.
         overrides: ``model.overrides``.
     """
     config = read_architecture(path, setting, overrides)
     source = f"{setting}={path}"
+    model = check_config(config, source)
+    if shapes is not None:
+        _check_shapes(model, shapes, source)
+    return config.get_text_config()
+
+
+def check_config(config: Any, source: str) -> PreTrainedModel:
+    """The model of a config without memory. Raises `ConfigError` unless the trainer can compute it."""
     kind = language_model(config, source)
     try:
         with torch.device("meta"):
-            model = kind.from_config(config)
+            model: PreTrainedModel = kind.from_config(config)
     except Exception as error:  # as above
-        raise ConfigError(
+        raise NotMade(
             f"{source}: no model can be made by its config.json: {_first_line(error)}; copy the model directory again"
         ) from error
     _check_computation(model, config.get_text_config(), source)
-    _check_shapes(model, shapes, source)
-    return config.get_text_config()
+    return model
 
 
 def check_sequence_parallel(config: PreTrainedConfig, size: int, source: str) -> None:

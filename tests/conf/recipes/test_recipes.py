@@ -17,7 +17,8 @@ import pytest
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
 from asyncrl.records.run_directory import RunDirectory
-from asyncrl.tools.toy.tiny import dataset_of, write_sample
+from asyncrl.tools.published_data import dataset_of
+from asyncrl.tools.toy.tiny import write_sample
 from tests.conf.recipes import recording, sparse_model, terms, updates
 from tests.conf.recipes.claims import CLAIMS, ignored, settings
 

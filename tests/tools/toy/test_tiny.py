@@ -13,8 +13,9 @@ from asyncrl.data.prepare.geo3k import GEO3K
 from asyncrl.data.prepare.published import DAPO_MATH, GSM8K, MATH, PublishedDataset
 from asyncrl.data.prompts import train_stream
 from asyncrl.errors import ConfigError
+from asyncrl.tools.published_data import dataset_of
 from asyncrl.tools.toy import tiny_models
-from asyncrl.tools.toy.tiny import LEAST_LR, NUM_ROWS, dataset_of, scaled, write_sample
+from asyncrl.tools.toy.tiny import LEAST_LR, NUM_ROWS, scaled, write_sample
 from tests.cli.invoke import asyncrl
 
 # ── test samples ──────────────────────────────────────────────────────────────────────────────
@@ -146,11 +147,18 @@ def test_data_that_is_here_is_used(tmp_path: Path) -> None:
     assert config.data.train == [str(rows)]
 
 
-@pytest.mark.parametrize(("column", "source"), [("", "openai/gsm8k"), ("images", "hiyouga/geometry3k")])
-def test_data_of_no_known_name_is_imitated_as_problems_with_or_without_pictures(
-    tmp_path: Path, column: str, source: str
+@pytest.mark.parametrize(
+    ("columns", "source"),
+    [
+        ({}, "openai/gsm8k"),
+        ({"image_column": ""}, "openai/gsm8k"),
+        ({"image_column": "images"}, "hiyouga/geometry3k"),
+    ],
+)
+def test_data_of_no_known_name_has_pictures_if_their_column_is_named(
+    tmp_path: Path, columns: dict[str, str], source: str
 ) -> None:
-    data = {"train": "data/clicks/train.parquet", "held_out": "data/clicks/test.parquet", "image_column": column}
+    data = {"train": "data/clicks/train.parquet", "held_out": "data/clicks/test.parquet", **columns}
     config, said = small(tmp_path, data=data)
     assert train_stream(config.data, seed=0).at(0).prompt.data_source == source
     assert any(line.startswith("scaled data.train: data/clicks/train.parquet -> ") for line in said), said

@@ -5,13 +5,15 @@ Every test is skipped where the jail cannot be built, which is said there too.
 """
 
 import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.tools.verl.launch import WALL_S, Expansion, expand
+from asyncrl.tools.verl.expand import NOT_READ, SHORTEN, WALL_S, Expansion, _Ran, expand
+from asyncrl.tools.verl.jail import CPU_S, FILE_BYTES, MEMORY
 
 TRAIN = "python3 -m verl.trainer.main_ppo"
 
@@ -134,6 +136,17 @@ def test_the_environment_is_empty_but_for_home_and_what_is_given(
     assert options(expansion) == ["a.key=none", "a.b=x y", f"a.home={Path.home()}"]
 
 
+def test_the_page_names_the_variables_and_the_limits_of_the_jail(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/import-verl.md").read_text(encoding="utf-8")
+    for limit in (f"{CPU_S} s of CPU", f"{MEMORY >> 20} MiB of", f"{FILE_BYTES >> 20} MiB", f"{WALL_S:g} s:"):
+        assert limit in page.replace("\n", " "), limit
+    (words,) = (command[3:] for command in run(tmp_path, f"{TRAIN} $(env | grep -o '^[A-Z_]*=')\n").commands)
+    set_by_bash = {"PWD", "OLDPWD", "SHLVL", "_"}
+    own = {word.removesuffix("=") for word in words} - set_by_bash
+    assert own == {"HOME", "PATH", "TMPDIR", "LC_ALL", "BASH_ENV"}
+    assert all(f"`{name}`" in page for name in own)
+
+
 def test_nothing_outside_changes(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -158,8 +171,78 @@ cd {victim} && touch made
 
 def test_files_of_this_machine_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
-    text = f"""{TRAIN} "a.b=$(cat {tmp_path}/secret)" "a.c=$(</etc/passwd)" "a.d=$(ls /proc /sys /home)"\n"""
-    assert options(run(tmp_path, text)) == ["a.b=", "a.c=", "a.d="]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path / "secret")
+    secrets = f"{tmp_path}/secret ../secret link"
+    text = f"""{TRAIN} "a.b=$(cat {secrets})" "a.c=$(</etc/passwd)" "a.d=$(ls /proc /sys /home)"\n"""
+    assert options(run(folder, text)) == ["a.b=", "a.c=", "a.d="]
+
+
+def test_nothing_is_read_from_a_script_in_the_home_directory_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".netrc").write_text("secret")
+    assert options(run(tmp_path, f'{TRAIN} "a.b=$(cat ~/.netrc)"\n')) == ["a.b="]
+
+
+NAMED = {
+    "env.sh": "export SIZE=8\nsource deeper.sh\n",
+    "deeper.sh": "SEED=7\n",
+    "vars/more.env": "# ours\nNCCL_DEBUG=INFO\n",
+    "options": "data.shuffle=False",
+}
+"""Files beside a script."""
+READS = (
+    'source "$(dirname "$0")/env.sh"',
+    ". ./env.sh",
+    'HERE=$(cd "$(dirname "$0")" && pwd); FILE=env; [ -f "$HERE/$FILE.sh" ] && source "$HERE/$FILE.sh"',
+    'if [[ -r env.sh ]]; then set -a; . "$PWD/env.sh"; set +a; fi',
+    'FILE="$(dirname "$0")"/env.sh; set +x; test -e $FILE && source $FILE',
+)
+
+
+@pytest.mark.parametrize("line", READS)
+def test_a_file_that_a_script_sources_is_read_with_those_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    beside(tmp_path, monkeypatch)
+    text = f'{line}\nexport $(grep -v "^#" vars/more.env | xargs)\n{TRAIN} a.b=$SIZE a.c=$SEED $(<options)\n'
+    expansion = run(tmp_path, text)
+    assert options(expansion) == ["a.b=8", "a.c=7", "data.shuffle=False"]
+    assert expansion.environments[-1]["NCCL_DEBUG"] == "INFO"
+    assert expansion.complaints == []
+
+
+def test_a_script_that_starts_another_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside(tmp_path, monkeypatch)
+    (tmp_path / "inner.sh").write_text(f'. ./env.sh; {TRAIN} a.b=$SIZE "$@"\n')
+    assert options(run(tmp_path, "bash inner.sh a.c=1\n")) == ["a.b=8", "a.c=1"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "source env.sh",
+        "[ -f ./env.sh ] && . ./env.sh",
+        "test -r env.sh && . ./env.sh",
+        "[[ -e env.sh ]] && cat env.sh",
+        "cat env.sh",
+        "bash env.sh",
+    ],
+)
+def test_a_file_that_is_not_there_is_named_as_unread(tmp_path: Path, line: str) -> None:
+    complaints = run(tmp_path, f"{line}\n{TRAIN} a.b=1\n").complaints
+    assert len([complaint for complaint in complaints if "env.sh" in complaint and NOT_READ in complaint]) == 1
+
+
+def beside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write `NAMED` into ``folder`` and work there."""
+    monkeypatch.chdir(folder)
+    for name, text in NAMED.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
 
 
 def test_sockets_and_signals_are_refused(tmp_path: Path) -> None:
@@ -167,6 +250,26 @@ def test_sockets_and_signals_are_refused(tmp_path: Path) -> None:
     expansion = run(tmp_path, text)
     assert sum("Operation not permitted" in complaint for complaint in expansion.complaints) == 3
     assert options(expansion) == ["a.b=1"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (-signal.SIGXCPU, f"ran longer than {CPU_S} s of CPU"),
+        (-signal.SIGKILL, f"ran longer than {CPU_S} s of CPU"),
+        (128 + signal.SIGXCPU, f"ran longer than {CPU_S} s of CPU"),
+        (-signal.SIGXFSZ, "wrote more than 4 MiB into a file"),
+        (None, f"did not end within {WALL_S:g} s"),
+    ],
+)
+def test_the_limit_that_stopped_a_script_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, words: str
+) -> None:
+    (tmp_path / "run.sh").write_text("")
+    monkeypatch.setattr("asyncrl.tools.verl.expand._ran", lambda *_, **__: _Ran(code, "", {}, {}, ""))
+    expansion = expand(tmp_path / "run.sh")
+    assert expansion.complaints == [expansion.stopped]
+    assert expansion.stopped == f"the script {words} and was stopped; {SHORTEN}"
 
 
 @pytest.mark.slow("waits for limits of time that are those of a real run")
@@ -186,7 +289,7 @@ def test_a_script_without_end_is_stopped_and_what_it_ran_before_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hostile: str
 ) -> None:
     for limit_s in (1.0, WALL_S / 2):  # on a busy machine the first command may take longer than a second
-        monkeypatch.setattr("asyncrl.tools.verl.launch.WALL_S", limit_s)
+        monkeypatch.setattr("asyncrl.tools.verl.expand.WALL_S", limit_s)
         start = time.monotonic()
         expansion = run(tmp_path, f"{TRAIN} a.b=1\n{hostile}\n")
         assert time.monotonic() - start < WALL_S

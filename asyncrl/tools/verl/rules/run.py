@@ -4,7 +4,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from asyncrl.tools.published_models import NOT_TRAINED, model_type_of
 from asyncrl.tools.verl.recipe import LaunchRecipe
 from asyncrl.tools.verl.rules.engine import longest_written
 from asyncrl.tools.verl.trainers import AUGUST
@@ -40,9 +39,6 @@ def model(recipe: LaunchRecipe) -> None:
         is_hub = not home.startswith((".", "/")) and home.count("/") == 1 and not home.startswith("models/")
         comment = f"a model directory: hf download {home} --local-dir {home}" if is_hub else ""
         recipe.put("model.path", home, comment)
-        if why := NOT_TRAINED.get(kind := model_type_of(home)):
-            what = f"models of type {kind} are not trained here: {why}; name one of the table of docs/models.md"
-            recipe.say(f"{M}.path", "not supported", what)
     for key, value in recipe.below(f"{M}.override_config").items():
         name = key.removeprefix("model_config.")
         if name in DROPOUTS and not value:

@@ -247,14 +247,6 @@ def test_a_filter_that_verl_does_not_read_is_left_out_and_said(mode: str) -> Non
     assert fate(mode, option)[0] == "not needed"  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["Qwen3-VL-30B-A3B-Instruct", "Qwen3.5-35B-A3B", "qwen3_5-27b-base", "gpt-oss-20b"])
-def test_a_published_model_that_cannot_be_trained_is_refused_by_its_name(name: str) -> None:
-    translation = translated("synchronous", f"actor_rollout_ref.model.path=/models/{name}")
-    assert translation.verdict == "cannot"
-    (account,) = (account for account in translation.accounts if account.option.endswith(name))
-    assert (account.fate, "are not trained here: " in account.detail) == ("not supported", True)
-
-
 @pytest.mark.parametrize("path", ["reward_model.model.path", "reward.reward_model.model_path"])
 def test_a_reward_model_is_asked_at_a_server_of_ones_own_for_its_raw_score(path: str) -> None:
     options = (f"{path}=models/judge", "reward_model.enable=True")
