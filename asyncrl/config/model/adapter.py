@@ -15,11 +15,10 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from asyncrl.config.model.weights import REMEDY, Shapes, read_shapes
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
+from asyncrl.files.foreign import NoSuchFile, read_json, within
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
@@ -53,14 +52,14 @@ def check_adapter(lora: Lora) -> Shapes:
             f"{source} has r = {got[0]} and lora_alpha = {got[1]}, but trainer.lora has rank {lora.rank} and alpha "
             f"{lora.effective_alpha:g}; set trainer.lora.rank = {got[0]} and trainer.lora.alpha = {got[1]}"
         )
-    if not (path / WEIGHTS).is_file():
+    if not (path / WEIGHTS).exists():
         if (path / PICKLED).is_file():
             raise ConfigError(
                 f"{source} has {PICKLED}, a pickle, which is never read; load it with PEFT and save it again, as "
                 f"{WEIGHTS}"
             )
         raise ConfigError(f"{source} has no {WEIGHTS}; {REMEDY}")
-    return read_shapes(path / WEIGHTS)
+    return read_shapes(within(path, WEIGHTS))
 
 
 def layers_of(tensors: Iterable[str]) -> list[str]:
@@ -124,16 +123,12 @@ def base_of(path: Path) -> str:
 
 def _read_config(path: Path, source: str) -> dict[str, Any]:
     try:
-        return msgspec.json.decode((path / CONFIG).read_bytes(), type=dict[str, Any])
-    except FileNotFoundError as error:
+        return read_json(within(path, CONFIG), dict[str, Any], remedy="copy the adapter directory again")
+    except NoSuchFile as error:
         raise ConfigError(
             f"{source} is not an adapter directory (no {CONFIG} in it): give one that save_pretrained of PEFT or "
             f"asyncrl export --adapter has written"
         ) from error
-    except OSError as error:
-        raise ConfigError(f"cannot read {path / CONFIG}: {error.strerror}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path / CONFIG} is not a JSON object: {error}; copy the adapter directory again") from error
 
 
 def _require_plain_lora(config: Mapping[str, Any], source: str) -> None:

@@ -42,18 +42,18 @@ def test_a_file_that_was_cut_off_is_refused_with_both_sizes(file: Path) -> None:
 )
 def test_a_file_of_another_kind_is_refused(file: Path, contents: bytes) -> None:
     file.write_bytes(contents)
-    with pytest.raises(ConfigError, match=r"is damaged: it does not begin with a safetensors header; copy the model"):
+    with pytest.raises(ConfigError, match=r"the safetensors header of .* is not a JSON object: .*; copy the model"):
         read_shapes(file)
 
 
 def test_a_header_that_claims_the_whole_memory_is_not_read(file: Path) -> None:
     file.write_bytes((1 << 62).to_bytes(8, "little") + b"{}")
-    with pytest.raises(ConfigError, match="does not begin with a safetensors header"):
+    with pytest.raises(ConfigError, match=r"the safetensors header of .* is not a JSON object"):
         read_shapes(file)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot read .*none: No such file"):
+    with pytest.raises(ConfigError, match=r"none cannot be read: there is no such file"):
         read_shapes(tmp_path / "none")
 
 
