@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from asyncrl.config.model.weights import REMEDY
 from asyncrl.errors import ConfigError
+from asyncrl.files.foreign import read_json, read_text, within
 
 FILE = "chat_template.jinja"
 """File of the template; older model directories have it in `SETTINGS`."""
@@ -21,11 +21,8 @@ SETTINGS = "tokenizer_config.json"
 
 def read_template(model: Path) -> str:
     """Read the Jinja template, empty if the model has none; raises `ConfigError` if its file cannot be read."""
-    try:
-        if (model / FILE).exists():
-            return (model / FILE).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the chat template of {model} cannot be read: {error}") from error
+    if (model / FILE).exists():
+        return read_text(within(model, FILE))
     template = _settings(model).get("chat_template")
     if isinstance(template, list):  # several, by name
         named = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
@@ -41,12 +38,7 @@ def read_special_tokens(model: Path) -> dict[str, str]:
 
 
 def _settings(model: Path) -> dict[str, Any]:
-    if not (model / SETTINGS).exists():
-        return {}
-    try:
-        return msgspec.json.decode((model / SETTINGS).read_bytes(), type=dict[str, Any])
-    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"the chat template of {model} cannot be read: {error}") from error
+    return read_json(within(model, SETTINGS), dict[str, Any], remedy=REMEDY) if (model / SETTINGS).exists() else {}
 
 
 def check_template(template: str, arguments: Iterable[str], *, has_chats: bool) -> None:

@@ -45,6 +45,7 @@ from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import changed_settings, is_run
 from asyncrl.records.samples import prompt_text
 from asyncrl.reward.routing import check_routes
+from asyncrl.runtime.check_template import try_template
 from asyncrl.runtime.offline import (
     PER_SLOT,
     OfflineEvaluation,
@@ -228,6 +229,7 @@ def check_prompts(config: Config, say: Callable[[str], None], keep: Keep) -> lis
     stream = held_out_stream(config.data, config.evaluation.max_prompts, keep)
     summary, template = stream.summary, read_template(Path(config.model.path))
     check_template(template, config.data.chat_template_kwargs, has_chats=summary.has_chats)
+    try_template(Path(config.model.path), config.data.chat_template_kwargs)
     for sentence in text_advice(template, has_texts=summary.has_texts and not config.environment.is_set):
         say(f"note: {sentence}")
     check_model_reads(Path(config.model.path), summary.num_images, summary.num_marked)
@@ -417,6 +419,7 @@ def sample_model(
     if rows:
         named = guessed(config.data, config.data.held_out_files[0], partial(echo, err=True))
         prompts += row_prompts(replace(config, data=named), rows)
+    try_template(model, config.data.chat_template_kwargs)
     for prompt, contents in prompts:
         check_template(read_template(model), config.data.chat_template_kwargs, has_chats=bool(prompt.chat))
         check_model_reads(model, len(contents), 0)
