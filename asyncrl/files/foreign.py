@@ -13,8 +13,9 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,8 +28,9 @@ MAX_BYTES = 4 << 20
 """Longest file of settings. In one of JSON `[[],[],...]` a byte takes 25 of memory."""
 MAX_DEPTH = 64
 """Most levels of lists and tables in one another, and most parts of a dotted key."""
-WHOLE_NUMBERS = range(-(2**63), 2**64)
-"""Whole numbers that messages hold; Python refuses to print one with more than 4300 digits."""
+MAX_BITS = 128
+"""Most bits of a whole number in JSON, where many tokenizers have 10**30. Python refuses to print 4300 digits."""
+TOML_BITS = 63
 KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFCHR: "a device",
@@ -48,7 +50,7 @@ class NoSuchFile(DataError):
 
 
 @contextmanager
-def opened(path: Path, what: str = "", *, follow: bool = True) -> Iterator[BinaryIO]:
+def opened(path: Path, what: str = "", *, follow: bool = True) -> Iterator[BufferedReader]:
     """
     Open a regular file, without waiting for one that is none.
 
@@ -141,7 +143,7 @@ def parse_toml(text: str, what: str) -> dict[str, Any]:
     """TOML as a nested dict. Raises `DataError`, which names it ``what``, if it is none, or beyond the limits."""
     for run in KEYS.finditer(text):
         require_parts(len(PART.findall(run["key"] or "")), what)
-    return _parsed(lambda: tomllib.loads(text), what, "TOML")
+    return _parsed(lambda: tomllib.loads(text), what, "TOML", max_bits=TOML_BITS)
 
 
 def require_parts(count: int, what: str) -> None:
@@ -150,7 +152,7 @@ def require_parts(count: int, what: str) -> None:
         raise DataError(f"{what} has a key of {count:,} parts: expected at most {MAX_DEPTH}; shorten it")
 
 
-def _parsed(parse: Callable[[], T], what: str, form: str, remedy: str = "") -> T:
+def _parsed(parse: Callable[[], T], what: str, form: str, remedy: str = "", max_bits: int = MAX_BITS) -> T:
     """Return what ``parse`` returns, within the limits: the one place that judges form, depth and numbers of a file."""
     try:
         found = parse()
@@ -161,8 +163,8 @@ def _parsed(parse: Callable[[], T], what: str, form: str, remedy: str = "") -> T
     level: list[Any] = [found]
     for _ in range(MAX_DEPTH):
         for number in level:
-            if isinstance(number, int) and number not in WHOLE_NUMBERS:
-                raise DataError(f"{what} has a whole number of {number.bit_length():,} bits: expected at most 64")
+            if isinstance(number, int) and (bits := max(number, ~number).bit_length()) > max_bits:
+                raise DataError(f"{what} has a whole number of {bits:,} bits: expected at most {max_bits}")
         level = [inner for each in level for inner in _inside(each)]
         if not level:
             return found

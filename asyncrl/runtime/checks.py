@@ -348,7 +348,7 @@ def _functions(config: Config, _: Say) -> str:
 
 
 def _model(config: Config, say: Say) -> str:
-    check_model(config.model.path)
+    check_model(config.model.path, config.model.overrides)
     if check := config.rollout.entry.check_model:
         imported(check)(config)
     for sentence in check_experts(config, num_experts(Path(config.model.path))):

@@ -117,7 +117,7 @@ def test_what_is_nested_beyond_the_limit_is_refused(depth: int) -> None:
             parse()
 
 
-@pytest.mark.parametrize("number", ["9" * 30, "-" + "9" * 30, "9" * 5000, "0x" + "f" * 20_000])
+@pytest.mark.parametrize("number", ["9" * 40, "-" + "9" * 40, "9" * 5000, "0x" + "f" * 20_000])
 def test_a_number_that_no_message_holds_is_refused(number: str) -> None:
     with pytest.raises(DataError, match=r"it has a whole number of|it is not TOML: Exceeds the limit"):
         parse_toml(f"a = {number}", "it")

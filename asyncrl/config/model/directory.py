@@ -3,26 +3,30 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any
 
 from msgspec import Struct
 
 from asyncrl.config.model import adapter
 from asyncrl.config.model.tokenizer import check_tokenizer
-from asyncrl.config.model.weights import CONFIG, check_weights, vocabulary
+from asyncrl.config.model.weights import CONFIG, check_sizes, check_weights, read_config, vocabulary
 from asyncrl.errors import ConfigError
 from asyncrl.similar_path import did_you_mean
 
+NONE: Mapping[str, Any] = MappingProxyType({})
 
-def check_model(path: str, *, setting: str = "model.path") -> None:
+
+def check_model(path: str, overrides: Mapping[str, Any] = NONE, *, setting: str = "model.path") -> None:
     """
     Raise `ConfigError` unless ``path`` is a directory with a model and its tokenizer; it may say how to get a model.
 
-    Reads no tensor. ``setting`` is the key of the path, for messages.
+    Reads no tensor. ``overrides`` are ``model.overrides``, ``setting`` is the key of the path, for messages.
     """
     model = require_directory(path, setting)
-    check_tokenizer(model, setting, vocabulary(check_weights(model, setting)))
+    shapes = check_weights(model, setting)
+    check_sizes(merged(read_config(model), overrides), shapes, "model.overrides")
+    check_tokenizer(model, setting, vocabulary(shapes))
 
 
 def require_directory(path: str, setting: str) -> Path:

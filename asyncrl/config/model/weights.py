@@ -49,14 +49,21 @@ Shapes = dict[str, tuple[int, ...]]
 Natural = Annotated[int, Meta(ge=0)]
 
 
-class _Entry(Struct):
+class HeaderEntry(Struct):
+    """A tensor in the header of a file; the offsets are those of its bytes behind the header."""
+
     dtype: str
     shape: Annotated[tuple[Natural, ...], Meta(max_length=16)]
     data_offsets: tuple[Natural, Natural]
 
 
 def read_shapes(path: Path) -> Shapes:
-    """Shape of each tensor in a file; raises `ConfigError` unless its tensors fill it, one after the other."""
+    """Shape of each tensor in a file. Raises as `read_header`."""
+    return {name: entry.shape for name, entry in read_header(path)[1].items()}
+
+
+def read_header(path: Path) -> tuple[int, dict[str, HeaderEntry]]:
+    """Bytes before the values, and each tensor; raises `ConfigError` unless they fill the file, one after the other."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
@@ -64,7 +71,7 @@ def read_shapes(path: Path) -> Shapes:
     source = shown(str(path))
     raw = parse_json(header, dict[str, msgspec.Raw], f"the safetensors header of {source}", REMEDY)
     entries = {
-        name: parse_json(entry, _Entry, f"{shown(name)} in the safetensors header of {source}", REMEDY)
+        name: parse_json(entry, HeaderEntry, f"{shown(name)} in the safetensors header of {source}", REMEDY)
         for name, entry in raw.items()
         if name != METADATA
     }
@@ -75,10 +82,10 @@ def read_shapes(path: Path) -> Shapes:
         end = entry.data_offsets[1]
     if size != (expected := 8 + length + end):
         raise ConfigError(f"{source} is damaged: expected {expected:,} bytes by its header, got {size:,}; {REMEDY}")
-    return {name: entry.shape for name, entry in entries.items()}
+    return 8 + length, entries
 
 
-def _problem(entry: _Entry, end: int) -> str:
+def _problem(entry: HeaderEntry, end: int) -> str:
     """Fault of a tensor behind ``end`` bytes of values, in words; empty if it has none."""
     start, stop = entry.data_offsets
     if entry.dtype not in BITS:
@@ -123,7 +130,7 @@ def check_weights(model: Path, setting: str) -> Shapes:
     """
     config = read_config(model)
     shapes = _shapes(model, setting)
-    _check_sizes(config, shapes, f"{setting}={model}")
+    check_sizes(config, shapes, f"{setting}={model}")
     text_config = config.get("text_config")
     language = text_config if isinstance(text_config, dict) else config
     if found := _embedding(shapes):
@@ -173,8 +180,8 @@ def _shapes(model: Path, setting: str) -> Shapes:
     return shapes
 
 
-def _check_sizes(config: Mapping[str, Any], shapes: Shapes, source: str) -> None:
-    """Refuse a config that asks for many more or larger modules than the files hold, before it is made."""
+def check_sizes(config: Mapping[str, Any], shapes: Shapes, source: str) -> None:
+    """Raise `ConfigError` for a config that asks for more or larger modules than the files hold, before any is made."""
     longest = max((dim for shape in shapes.values() if prod(shape) for dim in shape), default=0)
     for key, value in _numbers(config):
         if LAYERS.fullmatch(key):

@@ -11,9 +11,11 @@ Trainer and engines must read the same architecture, or they would compute diffe
 
 import difflib
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from asyncrl.config.model import weights
@@ -23,6 +25,8 @@ from asyncrl.plug_in import describe
 
 NONE: Mapping[str, Any] = {}
 SETTING = "model.overrides"
+MOST, SLACK = 16, 1 << 24
+"""Most values of a model for one in its files, where eight may be packed into an integer, and values beside those."""
 
 
 def read_config(path: Path, overrides: Mapping[str, Any] = NONE) -> PreTrainedConfig:
@@ -48,6 +52,39 @@ def read_config(path: Path, overrides: Mapping[str, Any] = NONE) -> PreTrainedCo
     config.name_or_path = plain.name_or_path
     _refuse_unread(changed, raw, config.to_dict(), path)
     return config
+
+
+def on_meta(kind: Any, config: PreTrainedConfig, source: str, **options: Any) -> Any:
+    """
+    A transformers model without memory for weights or buffers.
+
+    Args:
+        kind: Auto class of transformers.
+        source: Name of the model, for messages.
+        options: Further arguments of ``from_config``.
+
+    Raises:
+        ConfigError: There is none by this config.
+    """
+    try:
+        with torch.device("meta"):
+            return kind.from_config(config, **options)
+    except Exception as error:  # a wrong value in config.json may raise anything
+        raise ConfigError(
+            f"{source}: no model can be made by its config.json: {describe(error, __file__)}; copy the model directory "
+            f"again"
+        ) from error
+
+
+def require_held(model: Any, shapes: weights.Shapes, source: str) -> None:
+    """Raise `ConfigError` for a model from `on_meta` with far more values than files with weights of these shapes."""
+    asked = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    held = sum(map(prod, shapes.values()))
+    if asked > MOST * held + SLACK:
+        raise ConfigError(
+            f"{source}: a model by its config.json has {asked:,} values, but its safetensors hold {held:,}; use config "
+            f"and weights of one model"
+        )
 
 
 def num_positions(config: Any) -> int | None:
