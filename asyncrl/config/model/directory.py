@@ -107,6 +107,9 @@ def merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
 
 def _with_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """Copy of ``config`` with all keys of rotary embeddings, if there are any, in ``rope_parameters``."""
+    for key in ROPE[:2]:
+        if not isinstance(config.get(key), Mapping | NoneType):
+            raise ConfigError(f"{key} of config.json or model.overrides is {config[key]!r:.60}: expected a table")
     found = {key: value for key, value in config.items() if key not in ROPE}
     parameters = dict(config.get("rope_scaling") or {}) | dict(config.get(PARAMETERS) or {})
     if "type" in parameters:
@@ -123,6 +126,7 @@ def _copied(value: Any) -> Any:
 # ── positions ─────────────────────────────────────────────────────────────────────────────────
 # The longest sequence that a language model knows, with its scaled rotary embeddings.
 
+MAX_POSITIONS = 2**62
 POSITIONS = ("max_position_embeddings", "n_positions")
 """Keys of config.json."""
 
@@ -131,7 +135,7 @@ def scaled_positions(longest: int | None, rope: Mapping[str, Any]) -> int | None
     """Positions of a model whose rotary embeddings are scaled by ``rope``; None if it has no limit."""
     original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
     if longest and original and factor:
-        return max(longest, int(original * factor))
+        return max(longest, int(min(original * factor, MAX_POSITIONS)))
     return longest
 
 

@@ -48,11 +48,12 @@ def check_small_files(model: Path) -> None:
     limit, and JSON where its name says so.
     """
     for pattern in (*PROMPT_FILES, *END_FILES):
-        limit = MAX_VOCABULARY if pattern in (*VOCABULARIES, "merges.txt") else MAX_BYTES
+        is_long = pattern in (*VOCABULARIES, "merges.txt")
+        limit, kind = (MAX_VOCABULARY, dict[str, msgspec.Raw]) if is_long else (MAX_BYTES, dict[str, Any])
         for path in sorted(model.glob(pattern)):
             found = within(model, str(path.relative_to(model)))
             if path.suffix == ".json":
-                read_json(found, dict[str, msgspec.Raw], limit, REMEDY)
+                read_json(found, kind, limit, REMEDY)
             else:
                 read_bytes(found, limit)
 

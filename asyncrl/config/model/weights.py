@@ -146,10 +146,10 @@ def vocabulary(shapes: Shapes) -> int | None:
     return shapes[found[0]][0] if found else None
 
 
-def weight_files(model: Path) -> list[Path]:
-    """Safetensors files of a directory; raises `ConfigError` if their index cannot be read, or names others."""
+def weight_files(model: Path) -> Iterator[Path]:
+    """Safetensors files of a directory; raises `ConfigError` if their index cannot be read, or for one outside."""
     names = [WHOLE] if (model / WHOLE).exists() else dict.fromkeys(_weight_map(model).values())
-    return [within(model, name) for name in names]
+    return (within(model, name) for name in names)
 
 
 def _weight_map(model: Path) -> dict[str, str]:
