@@ -200,6 +200,8 @@ class Task:
     """The container of this episode; None without ``[environment.container]``."""
     images: list[bytes] = field(default_factory=list)
     """Files of the prompt's pictures, in the order of the marks ``<image>`` in ``messages``."""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """Tools of the row in OpenAI's form, which the policy reads; empty if it has none, and reads the environment's."""
 
     @property
     def models(self) -> ModelClients:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from msgspec.structs import replace
 
 from asyncrl.cli.parts import columns_options, named_columns, report_errors, together
 from asyncrl.config.sections.data import Data
@@ -161,6 +160,8 @@ def _prepare(dataset: "PublishedDataset", source: Path, choices: dict[str, Any])
     echo(f"{result.path}: {result.num_rows} of {result.num_read} rows")
     if result.num_repeated:
         echo(f"  {result.num_repeated} repeat others and were left out")
+    for sentence in result.odd:
+        echo(f"note: {sentence}")
     for line in bad_row_lines(result.bad) if result.bad else []:
         echo(line)
 
@@ -248,10 +249,15 @@ def _check_run(path: Path) -> "list[Checked]":
     max_tokens = settings.max_prompt_tokens if settings.truncation == "error" else None
     files = settings.train_files + settings.held_out_files
     inspections = [
-        inspect(Path(file), settings, count_tokens=count_tokens, find_spelled=find_spelled, max_tokens=max_tokens)
+        inspect(
+            Path(file),
+            settings,
+            count_tokens=count_tokens,
+            find_spelled=find_spelled,
+            max_tokens=max_tokens,
+            are_tasks=config.environment.is_set,
+        )
         for file in files
     ]
-    if config.environment.is_set:  # it may tell rows of one prompt apart
-        return [(replace(inspection, odd=[], keys=()), "", config.reward) for inspection in inspections]
-    template = read_template(model)
+    template = "" if config.environment.is_set else read_template(model)
     return [(inspection, template, config.reward) for inspection in inspections]

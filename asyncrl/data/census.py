@@ -4,7 +4,7 @@ Census of rows that can be used: held-out prompts that are trained on, repeated 
     train      a b c b ─┐      repeated 1
     held_out   d c e ───┴─▶    shared   1 of 3: the accuracy on it is not that of an unseen prompt
 
-Two prompts are the same if their texts are, whatever their white space and roles, and their pictures too.
+Two prompts are the same if their texts are, whatever their white space and roles, and their pictures and tools too.
 """
 
 from array import array
@@ -21,19 +21,41 @@ def prompt_key(prompt: Prompt) -> int:
     """64 bits of a digest of a prompt; 3 µs."""
     texts = [turn["content"] for turn in prompt.chat] or [prompt.text]
     digest = blake2b(" ".join(" ".join(texts).split()).encode("utf-8", "replace"), digest_size=8)
+    digest.update(prompt.tools.encode())
     for image in prompt.images:
         digest.update(image.digest)
     return int.from_bytes(digest.digest(), "little")
 
 
 def num_chars(prompt: Prompt) -> int:
-    return len(prompt.text) + sum(len(turn["content"]) for turn in prompt.chat)
+    """Characters of a prompt, with those of its tools."""
+    return len(prompt.text) + sum(len(turn["content"]) for turn in prompt.chat) + len(prompt.tools)
+
+
+class Remarks:
+    """Clauses about single rows, such as `asyncrl.data.row.remarks` makes, with their number and the first row."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[int, str]] = {}
+
+    def add(self, clauses: Iterable[str], place: str) -> None:
+        for clause in clauses:
+            count, first = self._found.get(clause, (0, place))
+            self._found[clause] = (count + 1, first)
+
+    def sentences(self, num_rows: int) -> list[str]:
+        """One for each clause, such as ``3 of 90 rows have 'meta', which ...; the first: train.jsonl line 7``."""
+        return [
+            f"{count:,} of {num_rows:,} rows {clause}; the first: {first}"
+            for clause, (count, first) in self._found.items()
+        ]
 
 
 class Census:
     """Facts about the rows of a dataset; add each row in order, None for one that cannot be used. 8 bytes a row."""
 
     def __init__(self) -> None:
+        self.remarks = Remarks()
         self.keys = array("Q")
         """Key of the prompt of each row, 0 for one that cannot be used."""
         self.num_without_answer = 0
@@ -49,14 +71,21 @@ class Census:
     def num_usable(self) -> int:
         return len(self._lengths)
 
-    def sentences(self) -> list[str]:
-        """A clause about each thing that is odd, such as ``3 of 90 rows repeat the prompt of an earlier one``."""
+    def sentences(self, *, are_tasks: bool = False) -> list[str]:
+        """
+        A clause about each thing that is odd, such as ``3 of 90 rows repeat the prompt of an earlier one``.
+
+        With ``are_tasks`` an environment tells rows of one prompt apart, and only `Remarks` count.
+        """
+        told = self.remarks.sentences(self.num_usable)
+        if are_tasks:
+            return told
         counts = {
             "repeat the prompt of an earlier one": self.num_usable - len(set(self.keys) - {0}),
             "have no answer, and the others have one": self.num_without_answer % max(self.num_usable, 1),
             f"are more than {TIMES} times as long as the median": self._num_outlying(),
         }
-        return [f"{count:,} of {self.num_usable:,} rows {what}" for what, count in counts.items() if count]
+        return [f"{count:,} of {self.num_usable:,} rows {what}" for what, count in counts.items() if count] + told
 
     def _num_outlying(self) -> int:
         ordered = sorted(self._lengths)

@@ -6,7 +6,7 @@ that it never reads.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,25 @@ from asyncrl.files.foreign import read_json, read_text, within
 FILE = "chat_template.jinja"
 """File of the template; older model directories have it in `SETTINGS`."""
 SETTINGS = "tokenizer_config.json"
+SHOWN = 5
+"""Most tools that are named."""
+TOOL_NAME = "tool_use"
+TOOL_FILE = f"additional_chat_templates/{TOOL_NAME}.jinja"
 
 
-def read_template(model: Path) -> str:
-    """Read the Jinja template, empty if the model has none; raises `ConfigError` if its file cannot be read."""
-    if (model / FILE).exists():
-        return read_text(within(model, FILE))
+def read_template(model: Path, *, of_tools: bool = False) -> str:
+    """
+    Read the Jinja template, empty if the model has none; raises `ConfigError` if its file cannot be read.
+
+    With ``of_tools``, that for chats with tools, which some models have beside the other.
+    """
+    names = (*([TOOL_FILE] if of_tools else []), FILE)
+    if found := next((name for name in names if (model / name).exists()), ""):
+        return read_text(within(model, found))
     template = _settings(model).get("chat_template")
     if isinstance(template, list):  # several, by name
-        named = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
-        template = next(named, {}).get("template")
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get(TOOL_NAME if of_tools and TOOL_NAME in named else "default")
     return template if isinstance(template, str) else ""
 
 
@@ -65,6 +74,16 @@ def check_template(template: str, arguments: Iterable[str], *, has_chats: bool) 
                 if template
                 else f"data.chat_template_kwargs.{name} is set, but the model has no chat template"
             )
+
+
+def check_tools(template: str, tools: Collection[str]) -> None:
+    """Raise `ConfigError` if rows show these tools, and ``template``, that of chats with tools, never reads any."""
+    if tools and not re.search(r"\btools\b", template):
+        raise ConfigError(
+            f"rows have tools ({', '.join(sorted(tools)[:SHOWN])}), but the model's chat template never reads them: "
+            f"take another model, or an [environment] with tool_parser = 'plain', which shows them as text, or set "
+            f'data.tools_column = ""'
+        )
 
 
 def text_advice(template: str, *, has_texts: bool) -> list[str]:

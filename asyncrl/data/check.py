@@ -8,8 +8,8 @@ Inspection of a dataset, as ``asyncrl data check FILE`` prints it.
       prompt chars   min 109   5% 184   median 284   95% 481   max 1052
       pictures       7470   largest 1024 x 768   512.3 MB
       spelled        <|im_end|> 2
-      not in extra   extra_info.tools_kwargs 7470
       odd            4 of 7470 rows repeat the prompt of an earlier one
+      odd            7470 of 7470 rows have 'extra_info.tools_kwargs', which ...; the first: train.parquet row 0
       3 rows cannot be used
              2  'prompt' is empty: train.parquet row 17, ...
              1  it has videos, but prompts must be text and pictures: train.parquet row 90
@@ -24,8 +24,9 @@ from msgspec import Struct
 from asyncrl.config.sections.data import Data
 from asyncrl.data.census import Census, num_chars, num_shared
 from asyncrl.data.dataset import BadRow, Dataset, count_reasons
-from asyncrl.data.row import chat_of, dropped_keys
-from asyncrl.data.table import Rows, open_rows
+from asyncrl.data.row import chat_of
+from asyncrl.data.table import open_rows
+from asyncrl.data.tools import tool_names
 from asyncrl.errors import AsyncrlError, DataError
 from asyncrl.foreign_text import shown
 from asyncrl.messages.trajectory import Image, Prompt
@@ -59,14 +60,14 @@ class Inspection(Struct, frozen=True, kw_only=True):
     """Quantiles of prompt length in tokens; empty without ``count_tokens``."""
     images: list[Image]
     """Pictures of the usable rows."""
+    tools: dict[str, int]
+    """Tools of the usable rows, with the number of rows that show them."""
     odd: list[str]
     """Clauses about usable rows that are unlike what one expects; see `asyncrl.data.census`."""
     keys: Sequence[int]
     """Keys of the prompts of the usable rows."""
     spelled: dict[str, int]
     """Special tokens that the texts of usable chats spell, with the number of rows; empty without ``find_spelled``."""
-    dropped_keys: dict[str, int]
-    """Columns and keys of ``extra_info`` that do not reach the verifier, with the number of rows that have them."""
     bad: list[BadRow]
     refused: list[BadRow]
     """Unusable rows that the configuration does not allow."""
@@ -86,8 +87,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
             "prompt chars": _listed(self.prompt_chars) or "-",
             "prompt tokens": _listed(self.prompt_tokens),
             "pictures": _pictures(self.images),
+            "tools": _listed(self.tools),
             "spelled": _listed(self.spelled),
-            "not in extra": _listed(self.dropped_keys),
         }
         lines = [f"{self.path}: {self.num_rows} rows"]
         lines += [f"  {name:<13}  {fact}" for name, fact in facts.items() if fact]
@@ -110,6 +111,7 @@ def inspect(
     count_tokens: CountTokens | None = None,
     find_spelled: FindSpelled | None = None,
     max_tokens: int | None = None,
+    are_tasks: bool = False,
 ) -> Inspection:
     """
     Read every row of a dataset as a run would.
@@ -118,6 +120,7 @@ def inspect(
         path: Parquet or JSONL.
         data: Names of the columns; None takes the defaults.
         max_tokens: Longest usable prompt.
+        are_tasks: As in `Census.sentences`.
 
     Raises:
         DataError: The file cannot be read, or lacks a column.
@@ -125,25 +128,22 @@ def inspect(
     data = data or Data(train=str(path))
     rows = open_rows(path, on_disk=data.image_column)
     prompts, lengths, unusable, overlong = list[Prompt](), list[int](), list[BadRow](), list[BadRow]()
-    num_made_chats = 0
-    for number, ((_, found), cell) in enumerate(
-        zip(Dataset([rows], data).scan(), rows.column(data.prompt_column), strict=True)
-    ):
-        measured = _measured(found, rows.place(number), count_tokens)
+    census, num_made_chats = Census(), 0
+    for row, cell in zip(Dataset([rows], data).scan(), rows.column(data.prompt_column), strict=True):
+        measured = _measured(row.found, row.place, count_tokens)
         if isinstance(measured, BadRow):
             unusable.append(measured)
             continue
         prompt, length = measured
         lengths.append(length)
         if max_tokens is not None and length > max_tokens:
-            overlong.append(BadRow(rows.place(number), f"it has more than {max_tokens} tokens"))
+            overlong.append(BadRow(row.place, f"it has more than {max_tokens} tokens"))
         else:
             prompts.append(prompt)
+            census.add(prompt)
+            census.remarks.add(row.remarks, row.place)
             num_made_chats += prompt.chat == chat_of(cell)
     spelled = Counter(text for prompt in prompts for text in set(find_spelled(prompt))) if find_spelled else Counter()
-    census = Census()
-    for prompt in prompts:
-        census.add(prompt)
     return Inspection(
         path=path,
         num_rows=len(rows),
@@ -153,12 +153,12 @@ def inspect(
         num_chats=sum(bool(prompt.chat) for prompt in prompts),
         num_made_chats=num_made_chats,
         prompt_chars=_quantiles(list(map(num_chars, prompts))),
-        odd=census.sentences(),
-        keys=census.keys,
+        odd=census.sentences(are_tasks=are_tasks),
+        keys=() if are_tasks else census.keys,
         prompt_tokens=_quantiles(lengths) if count_tokens else {},
         images=[image for prompt in prompts for image in prompt.images],
+        tools=dict(Counter(name for prompt in prompts for name in tool_names(prompt.tools)).most_common()),
         spelled=dict(spelled.most_common()),
-        dropped_keys=_dropped_keys(rows, data),
         bad=unusable + overlong,
         refused=[
             *(unusable if data.on_bad_row == "refuse" else []),
@@ -199,16 +199,6 @@ def _measured(found: Prompt | BadRow, place: str, count_tokens: CountTokens | No
         return found, count_tokens(found) if count_tokens else 0
     except AsyncrlError as error:
         return BadRow(place, shown(str(error)))
-
-
-def _dropped_keys(rows: Rows, data: Data) -> dict[str, int]:
-    counts = Counter[str]()
-    for number in range(len(rows)):
-        try:
-            counts.update(dropped_keys(rows[number], data))
-        except DataError:  # counted among the bad rows
-            continue
-    return dict(counts.most_common())
 
 
 def _pictures(images: Sequence[Image]) -> str:

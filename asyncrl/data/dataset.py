@@ -8,14 +8,14 @@ One or several files as one dataset of prompts, with rows numbered across files.
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate
 from pathlib import Path
 
 from msgspec import Struct
 
 from asyncrl.config.sections.data import Data
 from asyncrl.data.images import ImageFiles, Keep, describe, keep_nothing, read_files
-from asyncrl.data.row import read_prompt, require_columns
+from asyncrl.data.row import extra_names, read_row, remarks, repeated_keys, require_columns
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import DataError
 from asyncrl.foreign_text import shown
@@ -26,6 +26,16 @@ class BadRow(Struct, frozen=True):
     place: str
     """File and row, for messages."""
     reason: str
+
+
+class ScannedRow(Struct, frozen=True):
+    file: int
+    """Number of its file, from 0."""
+    place: str
+    """File and row, for messages."""
+    found: Prompt | BadRow
+    remarks: Sequence[str] = ()
+    """Clauses about a prompt that is unlike what one expects; see `asyncrl.data.row.remarks`."""
 
 
 class Dataset:
@@ -42,6 +52,7 @@ class Dataset:
             require_columns(file, data, is_held_out=is_held_out)
         self.files = files
         self._data = data
+        self._extra = extra_names(files, data)
         self._keep = keep
         self._images: dict[int, list[Image]] = {}
         """Pictures by row, for rows with pictures. `scan` reads their files once."""
@@ -60,31 +71,30 @@ class Dataset:
         """Read one row with the pictures that `scan` has found. Raises `DataError` if the row is unusable."""
         place = bisect_right(self._ends, row)
         number = row - (self._ends[place - 1] if place else 0)
-        return read_prompt(self.files[place], number, self._data, self._images.get(row, ()))
+        return read_row(self.files[place], number, self._data, self._images.get(row, ()), self._extra)[1]
 
-    def scan(self) -> Iterator[tuple[int, Prompt | BadRow]]:
-        """Every row in order, with the number of its file, from 0."""
+    def scan(self) -> Iterator[ScannedRow]:
+        """Every row in order."""
         row = 0
         for place, file in enumerate(self.files):
-            has_images = self._data.image_column in file.columns
-            cells = file.column(self._data.image_column) if has_images else repeat(None, len(file))
             files = ImageFiles(file.path, self._data.image_folders)
-            for number, cell in enumerate(cells):
+            for number, cell in enumerate(file.column(self._data.image_column)):
+                where = file.place(number)
                 try:
-                    yield place, self._scanned(row, file, number, read_files(cell, files))
+                    found, clauses = self._scanned(row, file, number, read_files(cell, files))
+                    yield ScannedRow(place, where, found, clauses)
                 except DataError as error:
-                    where = file.place(number)
-                    yield place, BadRow(where, shown(str(error).removeprefix(f"{where}: ")))
+                    yield ScannedRow(place, where, BadRow(where, shown(str(error).removeprefix(f"{where}: "))))
                 row += 1
 
-    def _scanned(self, row: int, file: Rows, number: int, contents: Sequence[bytes]) -> Prompt:
+    def _scanned(self, row: int, file: Rows, number: int, contents: Sequence[bytes]) -> tuple[Prompt, Sequence[str]]:
         images = [describe(content) for content in contents]
-        prompt = read_prompt(file, number, self._data, images)
+        values, prompt = read_row(file, number, self._data, images, self._extra)
         for image, content in zip(images, contents, strict=True):
             self._keep(image, content)
         if images:
             self._images[row] = images
-        return prompt
+        return prompt, repeated_keys(file, number) + remarks(values, prompt, self._data)
 
     def by_file(self, rows: Sequence[int]) -> list[list[int]]:
         split: list[list[int]] = [[] for _ in self.files]

@@ -17,7 +17,7 @@ from typing import Any
 
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.foreign_text import shown
-from asyncrl.messages.trajectory import IMAGE_MARK, Image
+from asyncrl.messages.trajectory import Image
 from asyncrl.vision.settings import FAMILIES, read_settings
 
 # ── image files ───────────────────────────────────────────────────────────────────────────────
@@ -148,22 +148,8 @@ def describe(content: bytes) -> Image:
     return Image(hashlib.sha256(content).digest(), width, height, len(content))
 
 
-def check_model_reads(model: Path, num_images: int, num_marked: int = 0) -> None:
-    """
-    Check that the pictures of a dataset and what the model reads agree.
-
-    Args:
-        num_images: Number of pictures.
-        num_marked: Number of prompts with the mark of a picture and no picture.
-
-    Raises:
-        ConfigError: The model reads none of the pictures, lacks the settings to read them, or would read marks as text.
-    """
-    if num_marked and read_settings(model) is not None:
-        raise ConfigError(
-            f"{num_marked} prompts have the mark {IMAGE_MARK} and no picture, but the model {model} reads pictures; "
-            f"name their column with data.image_column, or remove the mark"
-        )
+def check_model_reads(model: Path, num_images: int) -> None:
+    """Raise `ConfigError` if there are pictures, and the model reads none, or lacks the settings to read them."""
     if num_images and read_settings(model) is None:
         raise ConfigError(
             f"the prompts have {num_images} pictures, but the model {model} reads none; give model.path one of "

@@ -22,7 +22,7 @@ from asyncrl.data.census import Census, num_shared, shared_sentence
 from asyncrl.data.dataset import BadRow, Dataset
 from asyncrl.data.digest import DatasetDigest, joined
 from asyncrl.data.images import Keep, keep_nothing
-from asyncrl.data.row import num_marks
+from asyncrl.data.tools import tool_names
 from asyncrl.errors import DataError
 from asyncrl.messages.trajectory import Prompt
 
@@ -150,8 +150,8 @@ class DatasetSummary(Struct, frozen=True, kw_only=True):
     has_texts: bool = False
     num_images: int = 0
     """Number of pictures in the usable rows; a picture counts once for each row that has it."""
-    num_marked: int = 0
-    """Number of usable rows with the mark of a picture and no picture."""
+    tools: frozenset[str] = frozenset()
+    """Names of the tools that usable rows show."""
     bad: Sequence[BadRow] = ()
     """The other rows, which are skipped."""
     census: Census = msgspec.field(default_factory=Census)
@@ -259,25 +259,30 @@ def num_shared_prompts(train: PromptStream, held_out: PromptStream) -> int:
     return num_shared(held_out.keys(), train.keys())
 
 
-def oddities(train: PromptStream, held_out: PromptStream | None) -> str:
-    """One sentence with all that is odd about the rows of a run; empty if nothing is."""
-    shared = num_shared_prompts(train, held_out) if held_out else 0
-    clauses = [f"data.train: {clause}" for clause in train.summary.census.sentences()]
-    if held_out:
-        clauses += [f"data.held_out: {clause}" for clause in held_out.summary.census.sentences()]
-        clauses += [shared_sentence(shared, held_out.num_rows)] if shared else []
-    return "; ".join(clauses)
+def oddities(train: PromptStream, held_out: PromptStream | None, *, are_tasks: bool = False) -> list[str]:
+    """A sentence about each thing that is odd about the rows of a run; ``are_tasks`` as in `Census.sentences`."""
+    named = {"data.train": train} | ({"data.held_out": held_out} if held_out else {})
+    found = [
+        f"{name}: {clause}"
+        for name, stream in named.items()
+        for clause in stream.summary.census.sentences(are_tasks=are_tasks)
+    ]
+    if held_out and not are_tasks and (shared := num_shared_prompts(train, held_out)):
+        found.append(shared_sentence(shared, held_out.num_rows))
+    return found
 
 
 def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
     """Read every row; raise `DataError` for bad ones that the configuration refuses, or if no row is usable."""
-    usable, bad, data_sources = list[int](), list[BadRow](), set[str]()
+    usable, bad, data_sources, tools = list[int](), list[BadRow](), set[str](), set[str]()
     has_chats = has_texts = False
     census = Census()
-    num_images = num_marked = 0
+    num_images = 0
     digests = [DatasetDigest() for _ in dataset.files]
-    for row, (file, found) in enumerate(dataset.scan()):
-        digests[file].add(found)
+    for row, scanned in enumerate(dataset.scan()):
+        found = scanned.found
+        digests[scanned.file].add(found)
+        census.remarks.add(scanned.remarks, scanned.place)
         census.add(None if isinstance(found, BadRow) else found)
         if isinstance(found, BadRow):
             bad.append(found)
@@ -287,7 +292,7 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
         has_chats |= bool(found.chat)
         has_texts |= bool(found.text)
         num_images += len(found.images)
-        num_marked += not found.images and num_marks(found) > 0
+        tools.update(tool_names(found.tools))
     if bad and data.on_bad_row == "refuse":
         more = f" (and {len(bad) - 1} more of {len(dataset)} rows)" if len(bad) > 1 else ""
         raise DataError(
@@ -301,7 +306,7 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
         has_chats=has_chats,
         has_texts=has_texts,
         num_images=num_images,
-        num_marked=num_marked,
+        tools=frozenset(tools),
         bad=bad,
         census=census,
         digest=joined(digests),

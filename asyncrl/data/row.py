@@ -5,6 +5,7 @@ Conversion of dataset rows to prompts. Accepted forms:
     {"prompt": [{"role": "user", "content": "2 + 3 = ?"}], "answer": 5, "data_source": "sums"}
     {"prompt": [...], "reward_model": {"ground_truth": "5"}, "extra_info": {"index": 7}}       as verl writes it
     {"prompt": "<image> How many?", "answer": "3", "images": [...]}                   one mark for each picture
+    {"prompt": [...], "answer": "5", "tools": [{"type": "function", "function": {...}}]}   shown by the chat template
     {"task": "2 + 3 = ?", "solution": "5", "level": 2}         columns by other names; further ones reach the reward
 
 A chat may also be JSON text of the same form; with ``data.as_chat`` any other text is a chat of one message. A row of
@@ -12,18 +13,24 @@ another form is refused: nothing is guessed or truncated.
 """
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from asyncrl.config.sections.data import Data
-from asyncrl.data.table import VERL, Row, Rows, require_column
+from asyncrl.data.table import VERL, Row, Rows, keys_of, refuse_many, require_column, value_of
+from asyncrl.data.tools import read_tools
 from asyncrl.errors import DataError
+from asyncrl.foreign_text import shown
 from asyncrl.messages.trajectory import IMAGE_MARK, Image, Prompt
 
 MEDIA = ("videos", "audios")
 """Columns of verl's multi-modal rows that are not supported; a row that has one is refused."""
+
+INFO = "extra_info"
+"""Column of verl's rows, an object whose values reach the reward and the environment."""
 
 MAX_BYTES = 1 << 20
 """Largest prompt with its answer and scalars, encoded: each lease and each request to grade carries one."""
@@ -41,26 +48,42 @@ def require_columns(rows: Rows, data: Data, *, is_held_out: bool = False) -> Non
     ``is_held_out`` is true for a file beside training data that has the columns.
     """
     needed = ["prompt_column"]
-    needed += ["answer_column"] if "reward_model" not in rows.columns else []
+    needed += ["answer_column"] if VERL not in rows.columns else []
     needed += ["data_source_column"] if data.data_source_column != "data_source" else []
-    needed += ["image_column"] if data.image_column != "images" else []
+    needed += ["image_column"] if data.image_column not in ("images", "") else []
+    needed += ["tools_column"] if data.tools_column not in ("tools", "") else []
     for name in needed:
         require_column(rows, getattr(data, name), f"data.{name}", is_held_out=is_held_out)
 
 
-def read_prompt(rows: Rows, row: int, data: Data, images: Sequence[Image] = ()) -> Prompt:
-    """Read row ``row`` as a prompt; raises `DataError` with its place and the reason if it is unusable."""
+def extra_names(files: Sequence[Rows], data: Data) -> list[str]:
+    """Names that `Prompt.extra` has in every row of a dataset, None where a row has none: those of all rows."""
+    names = [name for file in files for name in further_columns(file.columns, data)]
+    names += [key for file in files for key in keys_of(file, INFO)]
+    refuse_many(found := list(dict.fromkeys(names)), f"{INFO} of dataset {files[0].path}")
+    return found
+
+
+def read_row(
+    rows: Rows, row: int, data: Data, images: Sequence[Image] = (), extra_names: Sequence[str] = ()
+) -> tuple[Row, Prompt]:
+    """
+    Read row ``row``, and as a prompt; raises `DataError` with its place and the reason if it is unusable.
+
+    ``extra_names`` are those of the row's dataset.
+    """
     values = rows[row]
     try:
-        prompt = to_prompt(values, data, images)
-        has_column = images or data.image_column in rows.columns  # else the mark may be text
-        if has_column and (marks := num_marks(prompt)) != len(prompt.images):
+        prompt = to_prompt(values, data, images, extra_names)
+        marks = num_marks(prompt)
+        if data.image_column and marks != len(prompt.images):
+            none = "" if images else f', or set data.image_column = "" if no row has pictures and {IMAGE_MARK} is text'
             raise DataError(
                 f"it has {len(prompt.images)} pictures, but {marks} marks {IMAGE_MARK} in its prompt; write the "
-                f"mark once for each picture"
+                f"mark once for each picture{none}"
             )
         _refuse_large(prompt)
-        return prompt
+        return values, prompt
     except DataError as error:
         raise DataError(f"{rows.place(row)}: {error}") from error
 
@@ -81,48 +104,106 @@ def _refuse_large(prompt: Prompt) -> None:
     )
 
 
+_OBJECT = re.compile(r"""(?:array\(\s*)?[\[({\s]*\{\s*(['"])[^'"]*\1\s*:""")
+"""Beginning of an object, or of a list of objects, as JSON and Python write it."""
+
+
+def remarks(values: Row, prompt: Prompt, data: Data) -> list[str]:
+    """Clauses about a row that can be used, but may have been made for another purpose; each follows ``rows``."""
+    column, cell = shown(data.prompt_column), value_of(values, data.prompt_column)
+    is_text = isinstance(cell, str) and prompt.chat in ([], chat_of(cell))
+    found = []
+    if is_text and _OBJECT.match(cell.lstrip()[:200]) and cell.rstrip().endswith(("]", "}", ")")):
+        found.append(
+            f"have the text of an object of JSON or Python in {column!r}, which the policy reads as it stands: write "
+            f"the text of the prompt, or a chat as a list of messages {{role, content}}"
+        )
+    if prompt.chat and prompt.chat[-1]["role"] == "assistant":
+        found.append(
+            f"end with a message of the assistant in {column!r}, which the policy reads, and if it is the answer, "
+            f"copies: end each chat with the message that it is to answer"
+        )
+    return found + [
+        f"have {shown(name)!r}, which reaches neither the reward nor the environment, because it is no text of at most "
+        f"{MAX_COLUMN_CHARS:,} characters, number of 64 bits or bool: write it as one, or remove it"
+        for name in dropped_keys(values, data)
+    ]
+
+
+def repeated_keys(rows: Rows, row: int) -> list[str]:
+    """Clauses, as of `remarks`, about the keys that the row has more than once."""
+    return [
+        f"have the key {shown(key)!r} more than once in an object, of which the last counts: write it once"
+        for key in rows.repeated(row)
+    ]
+
+
 def dropped_keys(values: Row, data: Data) -> list[str]:
-    """Further columns and keys of ``extra_info`` that the prompt lacks, because every lease would carry them."""
-    columns = [name for name, value in _further_columns(values, data).items() if not _is_small(value)]
-    info = values.get("extra_info")
+    """Further columns and keys of objects that the prompt lacks, because every lease would carry them."""
+    named = {data.prompt_column, data.answer_column, data.data_source_column, data.image_column, data.tools_column}
+    dropped = []
+    for name in further_columns(values, data):
+        keys = values[name] if isinstance(values[name], dict) else {}
+        if any(f"{name}.{key}" in named for key in keys):
+            dropped += [f"{name}.{key}" for key in keys if f"{name}.{key}" not in named and keys[key] is not None]
+        elif not _is_small(values[name]):
+            dropped.append(name)
+    info = values.get(INFO)
     if not isinstance(info, dict):
-        return columns if info is None else [*columns, "extra_info"]
-    return columns + [f"extra_info.{key}" for key, value in info.items() if not _is_scalar(value)]
+        return dropped if info is None else [*dropped, INFO]
+    names = {f"{INFO}.{key}": value for key, value in info.items()}
+    return dropped + [name for name, value in names.items() if not _is_scalar(value) and name not in named]
 
 
-def _extra(values: Row, data: Data) -> dict[str, Any]:
+def _extra(values: Row, data: Data, names: Sequence[str]) -> dict[str, Any]:
     """Further columns of a row and its ``extra_info``, which wins, as the reward and the environment get them."""
-    columns = {name: value for name, value in _further_columns(values, data).items() if _is_small(value)}
-    info = values.get("extra_info")
-    given = info.items() if isinstance(info, dict) else ()
-    return columns | {key: value for key, value in given if _is_scalar(value)}
+    columns = {name: values[name] for name in further_columns(values, data)}
+    info = values.get(INFO)
+    given = info if isinstance(info, dict) else {}
+    small = {name: value for name, value in columns.items() if _is_small(value)}
+    # A null may stand for a key that the row lacks, and says nothing against the column.
+    known = small | {key: value for key, value in given.items() if _is_scalar(value) and value is not None}
+    lost = columns.keys() - small.keys() | {key for key, value in given.items() if not _is_scalar(value)}
+    there = dict.fromkeys((*names, *columns, *given))
+    return {name: known.get(name) for name in there if name in known or name not in lost}
 
 
-def _further_columns(values: Row, data: Data) -> Row:
+def further_columns(names: Iterable[str], data: Data) -> list[str]:
     """Columns that have no name of ours. The answer's own name is one: a reward may know it by that alone."""
-    ours = {data.prompt_column, data.data_source_column, data.image_column, "extra_info", VERL, *MEDIA}
+    ours = {data.prompt_column, data.data_source_column, data.image_column, data.tools_column, INFO, VERL, *MEDIA}
     if data.answer_column == "answer":
         ours.add("answer")
-    return {name: value for name, value in values.items() if name not in ours}
+    return [name for name in names if name not in ours]
 
 
-def to_prompt(values: Row, data: Data, images: Sequence[Image] = ()) -> Prompt:
-    """Convert a row with these pictures to a prompt; raises `DataError` with the reason if it is unusable."""
+def to_prompt(values: Row, data: Data, images: Sequence[Image] = (), extra_names: Sequence[str] = ()) -> Prompt:
+    """
+    Convert a row with these pictures to a prompt; raises `DataError` with the reason if it is unusable.
+
+    ``extra_names`` are those of the row's dataset, if it belongs to one.
+    """
     for column in MEDIA:
         if values.get(column):
             raise DataError(f"it has {column}, but prompts must be text and pictures")
-    prompt = values.get(data.prompt_column)
+    prompt = value_of(values, data.prompt_column)
     if not prompt:
         raise DataError(f"{data.prompt_column!r} is {'null or missing' if prompt is None else 'empty'}")
     if isinstance(prompt, str):
         prompt = _chat_in_json(prompt) or (chat_of(prompt) if data.as_chat else prompt)
+    tools = read_tools(value_of(values, data.tools_column), data.tools_column) if data.tools_column else ""
+    if tools and isinstance(prompt, str):
+        raise DataError(
+            f"it has {data.tools_column!r}, and plain text has no place for tools: write the prompt as a chat, or set "
+            f"data.as_chat = true"
+        )
     return Prompt(
         text=prompt if isinstance(prompt, str) else "",
         chat=[] if isinstance(prompt, str) else _chat(prompt, data.prompt_column),
         answer=_answer(values, data.answer_column),
-        data_source=_text(values.get(data.data_source_column), data.data_source_column),
-        extra=_extra(values, data),
+        data_source=_text(value_of(values, data.data_source_column), data.data_source_column),
+        extra=_extra(values, data, extra_names),
         images=list(images),
+        tools=tools,
     )
 
 
@@ -168,9 +249,9 @@ def _turn(turn: Any, where: str) -> dict[str, str]:
 
 
 def _answer(values: Row, column: str) -> str:
-    answer = values.get(column)
-    if answer is None and isinstance(values.get("reward_model"), dict):
-        column, answer = "reward_model.ground_truth", values["reward_model"].get("ground_truth")
+    answer = value_of(values, column)
+    if answer is None and isinstance(values.get(VERL), dict):
+        column, answer = f"{VERL}.ground_truth", values[VERL].get("ground_truth")
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         raise DataError(f"{column!r} must be text or a number, got {_kind(answer)}")
     if not isinstance(answer, float):

@@ -7,11 +7,17 @@ Rows of a dataset file, by number.
 
 Rows are plain dicts. The format is recognized by the first bytes. A file stays in memory, because prompts are small;
 a column of pictures may stay on disk.
+
+No row speaks for another: the columns are those of all rows, and a row that lacks one has None there, as in parquet.
+A column may also be a key of another one, ``problem.text``; a column of that very name goes first.
 """
 
+import codecs
 import difflib
+import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +27,7 @@ from msgspec.structs import replace
 
 from asyncrl.config.sections.data import Data
 from asyncrl.errors import DataError
+from asyncrl.foreign_text import shown
 from asyncrl.similar_path import did_you_mean
 
 if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second
@@ -28,34 +35,87 @@ if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second
 
 PARQUET_MAGIC = b"PAR1"
 """The first and last four bytes of every parquet file."""
+BYTE_ORDER_MARK = codecs.BOM_UTF8
+"""Bytes that some editors write before the text of a file in UTF-8."""
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 STREAMED_ROWS = 16
 """Rows of a column that are in memory at a time while it is read from disk."""
+MAX_COLUMNS = 1000
+"""Most columns of a file: every row has each of them, so more are keys that are data."""
 
 Row = dict[str, Any]
 
 
 class Rows(Protocol):
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def columns(self) -> list[str]:
-        """Column names of the file (parquet) or of its first line (JSONL)."""
+    path: Path
+    columns: list[str]
+    """Names of the columns of all rows, in the order in which they come first."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, row: int, /) -> Row:
-        """Decode row ``row``, counted from 0; raises `DataError` if that fails."""
+        """Decode row ``row``, counted from 0, with None for columns that it lacks; raises `DataError` if that fails."""
 
     def place(self, row: int, /) -> str:
         """Name row ``row`` for messages: file and row or line."""
 
     def column(self, name: str, /) -> Iterator[Any]:
         """
-        Values of one column in the order of rows, read from disk if the column is not in memory.
+        Values of one column, as `value_of` finds them, in the order of rows; of one on disk, read from there.
 
         A row without it, or that cannot be decoded, has None. Raises `DataError` if the file is damaged.
         """
+        for row in range(len(self)):
+            try:
+                yield value_of(self[row], name)
+            except DataError:  # raised again by whoever reads the row
+                yield None
+
+    def repeated(self, row: int, /) -> Sequence[str]:
+        """Keys that an object in row ``row`` has more than once; the last one counts."""
+        return ()
+
+
+_MISSING = object()
+
+
+def value_of(values: Mapping[str, Any], name: str, missing: Any = None) -> Any:
+    """Value of a column, or of a key of one as ``problem.text``; a column of that very name goes first."""
+    if name in values:
+        return values[name]
+    for place in (place for place, letter in enumerate(name) if letter == "."):
+        inner = values.get(name[:place])
+        if isinstance(inner, dict) and (found := value_of(inner, name[place + 1 :], _MISSING)) is not _MISSING:
+            return found
+    return missing
+
+
+def has_column(rows: Rows, name: str) -> bool:
+    """True if the file has a column of this name, or a row has a key of one as `value_of` finds it."""
+    if name in rows.columns:
+        return True
+    head = _head(rows, name)
+    return bool(head) and any(value_of({head: cell}, name, _MISSING) is not _MISSING for cell in rows.column(head))
+
+
+def _head(rows: Rows, name: str) -> str:
+    """Column whose keys ``name`` may name; empty if it names a column, or nothing."""
+    heads = (name[:place] for place, letter in enumerate(name) if letter == ".")
+    return "" if name in rows.columns else next((head for head in heads if head in rows.columns), "")
+
+
+def keys_of(rows: Rows, column: str) -> list[str]:
+    """Keys of all objects in a column, in the order in which they come first."""
+    return list(dict.fromkeys(key for cell in rows.column(column) if isinstance(cell, dict) for key in cell))
+
+
+def refuse_many(names: Collection[str], what: str) -> None:
+    """Raise `DataError` if ``what`` has more than `MAX_COLUMNS` names."""
+    if len(names) > MAX_COLUMNS:
+        raise DataError(
+            f"{what} has {len(names):,} names over all rows, expected at most {MAX_COLUMNS:,}; write an object whose "
+            f"keys are data as JSON text"
+        )
 
 
 def open_rows(path: Path, *, setting: str = "", on_disk: str = "") -> Rows:
@@ -91,20 +151,48 @@ def require_column(rows: Rows, column: str, setting: str, *, is_held_out: bool =
     Args:
         is_held_out: The training data has the column, so that the file has to be changed, not the setting.
     """
-    if column in rows.columns:
+    if has_column(rows, column):
         return
-    there = ", ".join(rows.columns)
     if is_held_out:
         raise DataError(
             f"held-out dataset {rows.path} has no column {column!r}, which the training data has ({setting}): it has "
-            f"{there}; rename one of them to {column!r} in that file"
+            f"{_there(rows, column)}; rename one of them to {column!r} in that file{_unread(rows)}"
         )
-    close = difflib.get_close_matches(column, rows.columns, n=1)
+    raise _no_column(rows, column, setting)
+
+
+def _no_column(rows: Rows, column: str, setting: str) -> DataError:
+    known = [*rows.columns, *_nested(rows, column)]
+    close = difflib.get_close_matches(column, known, n=1)
     name = f"did you mean {close[0]!r}? Name it" if close else "name it"
-    raise DataError(f"dataset {rows.path} has no column {column!r}: it has {there}; {name} with {setting}")
+    return DataError(
+        f"dataset {rows.path} has no column {column!r}: it has {_there(rows, column)}; {name} with {setting}"
+        f"{_unread(rows)}"
+    )
 
 
-class ParquetRows:
+def _nested(rows: Rows, name: str) -> list[str]:
+    """Names that begin as ``name`` does, of keys of its column."""
+    head = _head(rows, name)
+    return [f"{head}.{key}" for key in keys_of(rows, head)] if head else []
+
+
+def _there(rows: Rows, name: str = "") -> str:
+    """Columns that there are, and the keys of the one in which ``name`` was looked for."""
+    return ", ".join(map(shown, [*rows.columns, *_nested(rows, name)]))
+
+
+def _unread(rows: Rows) -> str:
+    """Clause about the first row that cannot be decoded, whose columns nobody knows; empty without one."""
+    for row in range(len(rows)):
+        try:
+            rows[row]
+        except DataError as error:
+            return f". Besides, {error}"
+    return ""
+
+
+class ParquetRows(Rows):
     def __init__(self, path: Path, table: "pa.Table", columns: list[str]) -> None:
         self.path = path
         self.columns = columns
@@ -124,40 +212,69 @@ class ParquetRows:
         import pyarrow as pa  # noqa: PLC0415 - see above
         import pyarrow.parquet as pq  # noqa: PLC0415
 
+        column = name if name in self.columns else _head(self, name)
+        if not column:
+            yield from repeat(None, len(self))
+            return
         try:
             with pq.ParquetFile(self.path, buffer_size=1 << 20, pre_buffer=False) as file:
-                for rows in file.iter_batches(STREAMED_ROWS, columns=[name]):
-                    yield from rows.column(0).to_pylist()
+                for rows in file.iter_batches(STREAMED_ROWS, columns=[column]):
+                    yield from (value_of({column: cell}, name) for cell in rows.column(column).to_pylist())
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"column {name!r} of dataset {self.path} is damaged: {_first_line(error)}") from error
 
 
-class JsonRows:
-    """`Rows` of a JSONL file. Lines are decoded on demand; blank lines are skipped."""
+class JsonRows(Rows):
+    """
+    `Rows` of a JSONL file. Lines are decoded on demand; blank lines are skipped.
+
+    Raises `DataError` if no line is an object, or the objects have too many keys.
+    """
 
     def __init__(self, path: Path, lines: list[tuple[int, bytes]]) -> None:
         self.path = path
         self._lines = lines
-        self.columns: list[str] = list(self[0]) if lines else []
+        self._repeated: dict[int, list[str]] = {}
+        """Keys that come twice in an object of the row."""
+        self._blank: Row = {}
+        """A row without any value."""
+        for row in range(len(lines)):
+            self._blank |= dict.fromkeys(self._keys(row))
+        self.columns = list(self._blank)
+        if lines and not self.columns:
+            self[0]
+        refuse_many(self.columns, f"dataset {path}")
 
     def __len__(self) -> int:
         return len(self._lines)
 
     def __getitem__(self, row: int, /) -> Row:
         try:
-            return msgspec.json.decode(self._lines[row][1], type=Row)
+            return self._blank | msgspec.json.decode(self._lines[row][1], type=Row)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DataError(f"{self.place(row)}: not a JSON object: {error}") from error
 
     def place(self, row: int, /) -> str:
         return f"{self.path} line {self._lines[row][0]}"
 
-    def column(self, name: str, /) -> Iterator[Any]:
-        for row in range(len(self)):
-            try:
-                yield self[row].get(name)
-            except DataError:  # raised again by whoever reads the row
-                yield None
+    def repeated(self, row: int, /) -> Sequence[str]:
+        return self._repeated.get(row, ())
+
+    def _keys(self, row: int) -> Iterable[str]:
+        """Keys of a row, none if it cannot be decoded; notes those that are repeated."""
+
+        def once(pairs: list[tuple[str, Any]]) -> Row:
+            values = dict(pairs)
+            if len(values) < len(pairs):
+                counts = Counter(key for key, _ in pairs)
+                self._repeated.setdefault(row, []).extend(key for key, count in counts.items() if count > 1)
+            return values
+
+        try:
+            found = json.JSONDecoder(object_pairs_hook=once).decode(self._lines[row][1].decode())
+        except (ValueError, RecursionError):  # raised again by whoever reads the row
+            return ()
+        return found if isinstance(found, dict) else ()
 
 
 def _read_parquet(path: Path, on_disk: str) -> ParquetRows:
@@ -177,7 +294,9 @@ def _read_parquet(path: Path, on_disk: str) -> ParquetRows:
 
 
 def _read_jsonl(path: Path, start: bytes) -> JsonRows:
-    first = start.lstrip()[:1]
+    if start.startswith(UTF_16):
+        raise DataError(f"dataset {path} is UTF-16: save it as UTF-8")
+    first = start.removeprefix(BYTE_ORDER_MARK).lstrip()[:1]
     if first == b"[" and path.suffix != ".toml":  # whose first section is in such brackets, too
         raise DataError(f"dataset {path} is one JSON array: write one object per line (JSONL), or parquet")
     if first not in (b"{", b"") and path.suffix in (".csv", ".tsv"):
@@ -185,7 +304,7 @@ def _read_jsonl(path: Path, start: bytes) -> JsonRows:
         raise DataError(f"dataset {path} is CSV: convert it with `asyncrl data prepare csv {path} -o {converted}`")
     if first not in (b"{", b""):
         raise DataError(f"dataset {path} is neither parquet nor JSONL: it starts with {start[:12]!r}")
-    lines = enumerate(path.read_bytes().split(b"\n"), start=1)
+    lines = enumerate(path.read_bytes().removeprefix(BYTE_ORDER_MARK).split(b"\n"), start=1)
     return JsonRows(path, [(number, line) for number, line in lines if line.strip()])
 
 
@@ -194,7 +313,7 @@ def _first_line(error: Exception) -> str:
 
 
 # ── columns ───────────────────────────────────────────────────────────────────────────────────
-# Columns of a dataset that hold the prompt and its reference answer, by their names and first values.
+# Columns of a dataset that hold the prompt and its reference answer, by their names and the values of all rows.
 #
 #     question, final_answer, level        ─▶ question, final_answer
 #     prompt, reward_model, extra_info     ─▶ prompt, reward_model.ground_truth     (verl's form)
@@ -216,8 +335,6 @@ ANSWERS = (
 )
 VERL = "reward_model"
 """Column of verl's rows, whose ``ground_truth`` is the answer."""
-LOOKED_AT = 32
-"""First rows by which columns are guessed."""
 SETTING, OPTION = "--set data.{}_column=NAME", "--{}-column NAME"
 """Texts by which a command without options for columns, or with, is told one; ``{}`` is ``prompt`` or ``answer``."""
 
@@ -243,18 +360,18 @@ def guess(rows: Rows, given: Mapping[str, str], option: str = SETTING) -> Column
     Raises:
         DataError: A column that was named does not exist, or none looks like one.
     """
-    if lacking := {kind: name for kind, name in given.items() if name not in rows.columns}:
-        what = f"has no column {' and none '.join(map(repr, lacking.values()))}"
-        raise DataError(_sentence(rows, what, " ".join(map(option.format, lacking))))
-    first = _first_rows(rows)
-    prompt = given.get("prompt") or _named(PROMPTS, first, rows.columns, _is_prompt) or _chats(first, rows.columns)
-    has_verl = VERL in rows.columns and any(isinstance(row.get(VERL), dict) for row in first)
-    answer = given.get("answer") or ("" if has_verl else _named(ANSWERS, first, rows.columns, _is_answer))
+    for kind, name in given.items():
+        if not has_column(rows, name):
+            raise _no_column(rows, name, option.format(kind))
+    prompt = given.get("prompt") or _named(PROMPTS, rows, _is_prompt) or _chats(rows)
+    has_verl = any(isinstance(cell, dict) for cell in rows.column(VERL))
+    answer = given.get("answer") or ("" if has_verl else _named(ANSWERS, rows, _is_answer))
     missing = {} if prompt else {"prompt": "a prompt"}
     missing |= {} if answer or has_verl else {"answer": "a reference answer"}
     if missing:
         what = f"has no column that looks like {' or '.join(missing.values())}"
-        raise DataError(_sentence(rows, what, " ".join(map(option.format, missing))))
+        name = " ".join(map(option.format, missing))
+        raise DataError(f"dataset {rows.path} {what}: it has {_there(rows)}; name it with {name}{_unread(rows)}")
     return Columns(prompt, answer)
 
 
@@ -279,32 +396,22 @@ def guessed(data: Data, path: str, say: Callable[[str], None], option: str = SET
     return now
 
 
-def _first_rows(rows: Rows) -> list[Row]:
-    """The first rows that can be decoded."""
-    first = []
-    for number in range(min(len(rows), LOOKED_AT)):
-        try:
-            first.append(rows[number])
-        except DataError:  # it is among the bad rows, which are reported when all are read
-            continue
-    return first
-
-
-def _sentence(rows: Rows, what: str, option: str) -> str:
-    return f"dataset {rows.path} {what}: it has {', '.join(rows.columns)}; name it with {option}"
-
-
-def _named(names: Sequence[str], rows: Sequence[Row], columns: Sequence[str], fits: Callable[[Any], bool]) -> str:
+def _named(names: Sequence[str], rows: Rows, fits: Callable[[Any], bool]) -> str:
     """The first of the usual names, then of those that contain one, of which most values fit, or else any."""
+    columns = sorted(rows.columns)
     longer = [column for name in names for column in columns if name in column.lower()]
     usual = [column for name in names for column in columns if column.lower() == name]
-    fitting = {column: sum(fits(row.get(column)) for row in rows) for column in [*usual, *longer]}
-    return next((column for least in (len(rows) / 2, 0) for column in fitting if fitting[column] > least), "")
+    fitting: dict[str, int] = {}
+    for column in dict.fromkeys([*usual, *longer]):
+        fitting[column] = sum(map(fits, rows.column(column)))
+        if fitting[column] > len(rows) / 2:
+            return column
+    return next((column for column, count in fitting.items() if count), "")
 
 
-def _chats(rows: Sequence[Row], columns: Sequence[str]) -> str:
+def _chats(rows: Rows) -> str:
     """The first column of which most values are chats, whatever its name; empty without one."""
-    return next((name for name in columns if sum(_is_chat(row.get(name)) for row in rows) > len(rows) / 2), "")
+    return next((name for name in sorted(rows.columns) if sum(map(_is_chat, rows.column(name))) > len(rows) / 2), "")
 
 
 def _is_prompt(value: Any) -> bool:

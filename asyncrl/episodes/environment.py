@@ -8,13 +8,17 @@ Interface between an episode and the processes that run its environment.
 for longer than ``environment.call_s``, or its process is lost. ``retryable`` says whether another attempt may succeed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
 from asyncrl.engine import ChatMessage, PolicyTurn
+from asyncrl.errors import ConfigError
 from asyncrl.messages.session import ContainerCounts
+
+SHOWN = 5
+"""Most tools that a message names."""
 
 Resume = Literal["replay", "snapshot", "rerun", "none"]
 """
@@ -48,6 +52,17 @@ class TaskInput(Struct, frozen=True, kw_only=True):
     seed: int = 0
     name: str = ""
     images: Sequence[bytes] = ()
+    tools: list[dict[str, Any]] = []
+
+
+def check_row_tools(names: Iterable[str], description: Description) -> None:
+    """Raise `ConfigError` if rows show tools that are none of those of the environment, if it has any."""
+    known = {tool["function"]["name"] for tool in description.tools}
+    if known and (unknown := sorted(set(names) - known)):
+        raise ConfigError(
+            f"the rows have tools that nothing in [environment] runs, {', '.join(unknown[:SHOWN])}: it has "
+            f"{', '.join(sorted(known)[:SHOWN])}; add them there, or take them out of data.tools_column"
+        )
 
 
 class Answer(Struct, frozen=True, kw_only=True):

@@ -11,16 +11,18 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncrl.config.sections.environment import Environment
+from asyncrl.data.tools import tool_names
 from asyncrl.engine import Completion, ConversingEngine, MeasuredEngine, Request, TurnBoundary
 from asyncrl.episodes.call_forms import plain
 from asyncrl.episodes.conversation import Conversation, Sample
-from asyncrl.episodes.environment import EnvironmentEpisode, Environments, TaskInput
+from asyncrl.episodes.environment import EnvironmentEpisode, Environments, TaskInput, check_row_tools
 from asyncrl.episodes.episode import AgentProgram, Attempt, Episode
 from asyncrl.episodes.gate import Concurrency, EpisodeGate
 from asyncrl.episodes.gateway.gateway import Gateway
 from asyncrl.episodes.pictures import EpisodePictures, PictureLimits
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, ResumedEpisode, SampledTrajectory, read
 from asyncrl.episodes.steps import EpisodeSteps, ObservationBudget
+from asyncrl.errors import ConfigError, EngineError
 from asyncrl.log import get_logger
 from asyncrl.messages.session import ContainerCounts
 from asyncrl.messages.trajectory import Prompt, Sampling, Unit
@@ -80,12 +82,19 @@ class Episodes:
         return sum(self._in_hand[unit].num_tokens for unit in self.gate.active if unit in self._in_hand)
 
     def shown(self, prompt: Prompt) -> Prompt:
-        """The prompt as the policy reads it: with the tools of the environment."""
-        if not self._tools:
-            return prompt
-        if self._config.tool_parser == "plain" and prompt.chat:
-            return replace(prompt, chat=plain(prompt.chat, self._description.tools))
-        return replace(prompt, tools=self._tools)
+        """
+        The prompt as the policy reads it: with the tools of its row, or else of the environment.
+
+        Raises a final `EngineError` if the environment does not have a tool of the row.
+        """
+        try:
+            check_row_tools(tool_names(prompt.tools), self._description)
+        except ConfigError as error:
+            raise EngineError(str(error), retryable=False) from error
+        tools = prompt.tools or self._tools
+        if tools and self._config.tool_parser == "plain" and prompt.chat:
+            return replace(prompt, chat=plain(prompt.chat, msgspec.json.decode(tools)), tools="")
+        return replace(prompt, tools=tools)
 
     def begin(
         self,
@@ -133,7 +142,7 @@ class Episodes:
                 pictures=pictures.with_shown(resumed.shown if resumed else {}),
                 on_turn=on_turn,
             )
-            player = self._player(conversation, environment, task, resumed)
+            player = self._player(conversation, environment, task, prompt.tools or self._tools, resumed)
             return Attempt(conversation, player)
 
         self._in_hand[unit] = episode = Episode(
@@ -160,16 +169,17 @@ class Episodes:
         conversation: Conversation,
         environment: EnvironmentEpisode,
         task: TaskInput,
+        tools: str,
         resumed: ResumedEpisode | None,
     ) -> EpisodeSteps | AgentProgram:
         if self._gateway:
-            return AgentProgram(conversation, self._gateway, environment, task, tools=self._tools, resumed=resumed)
+            return AgentProgram(conversation, self._gateway, environment, task, tools=tools, resumed=resumed)
         return EpisodeSteps(
             conversation,
             environment,
             task,
             resume=self._description.resume,
-            tools=self._tools,
+            tools=tools,
             history=self._config.history,
             observed=ObservationBudget(self._config.most_observed, self._config.observation_cut),
             resumed=resumed,
@@ -193,6 +203,7 @@ class Episodes:
             seed=folded,
             name=name,
             images=images,
+            tools=msgspec.json.decode(prompt.tools) if prompt.tools else [],
         )
 
 

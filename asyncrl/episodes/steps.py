@@ -77,7 +77,7 @@ class EpisodeSteps:
         for place, turn in enumerate(conversation.record.turns):  # those that a snapshot contains
             turn.reward = self._state.rewards[place]  # later steps, which are taken again, may have added to it
             ended = turn.completion
-            conversation.note_calls(conversation.boundary.said(ended.completion_ids, ended.finish_reason))
+            conversation.note_calls(conversation.boundary.said(ended.completion_ids, ended.finish_reason, tools))
         self._clock = clock
 
     @property
@@ -180,7 +180,8 @@ class EpisodeSteps:
         record = self._conversation.record
         turn = record.turns[place]
         completion = turn.completion
-        said = self._conversation.boundary.said(completion.completion_ids, completion.finish_reason)
+        boundary = self._conversation.boundary
+        said = boundary.said(completion.completion_ids, completion.finish_reason, self._tools)
         self._conversation.note_calls(said)
         began_s = self._clock()
         answer = await self._taken(await self._environment.step(replace(said, seat=turn.seat)))

@@ -125,8 +125,9 @@ def within(folder: Path, name: str) -> Path:
 
 
 def read_text(path: Path, limit: int = MAX_BYTES, what: str = "") -> str:
-    """Text of a file in UTF-8. Raises as `read_bytes`."""
-    return _parsed(read_bytes(path, limit, what).decode, what or shown(str(path)), "text in UTF-8")
+    """Text of a file in UTF-8, with a byte order mark or without. Raises as `read_bytes`."""
+    content = read_bytes(path, limit, what)
+    return _parsed(lambda: content.decode("utf-8-sig"), what or shown(str(path)), "text in UTF-8")
 
 
 def read_json(path: Path, kind: type[T], limit: int = MAX_BYTES, remedy: str = "") -> T:

@@ -19,7 +19,7 @@ import msgspec
 
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.plug_in import hint, is_path, load_function
-from asyncrl.reward.verifier import GroupFunction, Verifier, VerifierInput, is_async
+from asyncrl.reward.verifier import Abstained, GroupFunction, Verifier, VerifierInput, is_async
 
 # ── compute score ─────────────────────────────────────────────────────────────────────────────
 # verl's reward functions as verifiers, told by their arguments.
@@ -103,7 +103,8 @@ def _with_correct(value: Any) -> Any:
 #
 # Each completion is judged alone, in a list of one. Of a chat it is ``[{"role": "assistant", "content": ...}]``; other
 # columns are the row's: ``answer``, ``data_source`` and what is in ``extra``, the answer under the name of its column
-# included. To compare the completions of a prompt there is ``reward.group``.
+# included. To compare the completions of a prompt there is ``reward.group``. A function that returns None for a
+# completion abstains: other parts of the reward judge it.
 
 COMPLETIONS = "completions"
 MESSAGES = "completions of chats are lists of messages, with their text in [0]['content']"
@@ -138,6 +139,7 @@ def adapt_batches(function: Callable[..., Any], options: Mapping[str, Any], *, p
             **{name: [value] for name, value in inputs.extra.items()},
             "answer": [inputs.answer],
             "data_source": [inputs.data_source],
+            **({"tools": [inputs.tools]} if inputs.tools else {}),
             "prompts": [inputs.prompt],
             COMPLETIONS: [[{"role": "assistant", "content": inputs.completion}] if is_chat else inputs.completion],
         }
@@ -147,15 +149,24 @@ def adapt_batches(function: Callable[..., Any], options: Mapping[str, Any], *, p
             raise VerifierError(f"{path} takes {', '.join(lacking)}, and the row has no such column: it has {there}")
         return function(**given)
 
-    async def judge(inputs: VerifierInput, /) -> Any:
-        with _noting_messages(inputs):
-            return _only(await call(inputs))
+    return AsyncOfBatches(call) if is_async(function) else OfBatches(call)
 
-    def judge_in_order(inputs: VerifierInput, /) -> Any:
-        with _noting_messages(inputs):
-            return _only(call(inputs))
 
-    return judge if is_async(function) else judge_in_order
+class OfBatches:
+    """A function of batches as a verifier; raises `Abstained` where it returns None."""
+
+    def __init__(self, call: Callable[[VerifierInput], Any]) -> None:
+        self.call = call
+
+    def __call__(self, inputs: VerifierInput, /) -> Any:
+        with _noting_messages(inputs):
+            return _only(self.call(inputs))
+
+
+class AsyncOfBatches(OfBatches):
+    async def __call__(self, inputs: VerifierInput, /) -> Any:
+        with _noting_messages(inputs):
+            return _only(await self.call(inputs))
 
 
 @contextmanager
@@ -170,13 +181,15 @@ def _noting_messages(inputs: VerifierInput) -> Iterator[None]:
 
 
 def _only(rewards: Any) -> Any:
-    """The one reward of a list of one; raises `VerifierError` for anything else."""
+    """The one reward of a list of one; raises `Abstained` if it is None, and `VerifierError` for anything else."""
     try:
         (reward,) = rewards
     except (TypeError, ValueError):
         raise VerifierError(
             f"the function of completions returned {rewards!r:.80} for one completion, expected a list of one number"
         ) from None
+    if reward is None:
+        raise Abstained("the function of completions returned None for the completion, and nothing else judges it")
     return reward
 
 

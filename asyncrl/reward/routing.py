@@ -16,8 +16,8 @@ from typing import Any
 
 from asyncrl.config.sections.reward import Reward, RewardPart
 from asyncrl.errors import ConfigError, VerifierError
-from asyncrl.reward.catalogue import METRICS, resolve, resolve_group
-from asyncrl.reward.verifier import GroupFunction, Verdict, Verifier, VerifierInput, is_async, verdict_of
+from asyncrl.reward.catalogue import METRICS, OfBatches, resolve, resolve_group
+from asyncrl.reward.verifier import Abstained, GroupFunction, Verdict, Verifier, VerifierInput, is_async, verdict_of
 
 AUTO = "auto"
 
@@ -137,7 +137,8 @@ def _advice(reward: Reward, source: str) -> str:
 #     length                   -0.3   ×  1.0   ┘
 #
 # The reward of a part is a metric under the part's name, its other metrics are named ``name.key``. A part that does
-# not apply to a row's data source adds no metric. If one part fails, the whole verdict fails.
+# not apply to a row's data source, or abstains, adds nothing; ``name.abstained`` is 1.0 if one that may abstain does,
+# and 0.0 if not. If one part fails, or all abstain, the whole verdict fails.
 
 
 def make_verifier(reward: Reward) -> Verifier:
@@ -159,6 +160,9 @@ def make_group_function(reward: Reward) -> GroupFunction | None:
     return resolve_group(reward.group, reward.group_options) if reward.group else None
 
 
+ABSTAINED = ".abstained"
+"""End of the name of a metric that is 1.0 if the part before it abstained."""
+
 Result = dict[str, Any]
 """``score``, ``correct``, ``answer`` and metrics."""
 
@@ -178,16 +182,28 @@ def _blend(parts: Sequence[tuple[RewardPart, Verifier]]) -> Verifier:
 async def _judge(parts: Sequence[tuple[RewardPart, Verifier]], inputs: VerifierInput) -> Result:
     source = inputs.data_source
     applying = [(part, verifier) for part, verifier in parts if applies(part, source)]
-    verdicts = [(part, await _verdict(part, verifier, inputs)) for part, verifier in applying]
-    if not verdicts:
+    found = [(part, await _verdict(part, verifier, inputs)) for part, verifier in applying]
+    if not found:
         raise VerifierError(f"no part of the reward is for data_source {source!r}")
-    return _blended(verdicts)
+    verdicts = [(part, verdict) for part, verdict in found if verdict]
+    if not verdicts:
+        names = ", ".join(part.name for part, _ in found)
+        raise VerifierError(f"every part of the reward abstained ({names}), expected a number of at least one")
+    abstained = {
+        f"{part.name}{ABSTAINED}": float(verdict is None)
+        for (part, verdict), (_, verifier) in zip(found, applying, strict=True)
+        if isinstance(verifier, OfBatches)
+    }
+    return _blended(verdicts) | abstained
 
 
-async def _verdict(part: RewardPart, verifier: Verifier, inputs: VerifierInput) -> Verdict:
+async def _verdict(part: RewardPart, verifier: Verifier, inputs: VerifierInput) -> Verdict | None:
+    """Verdict of a part; None if it abstains."""
     try:
         value = verifier(inputs)
         return verdict_of(await value if isawaitable(value) else value)
+    except Abstained:
+        return None
     except VerifierError as error:
         raise VerifierError(f"reward part {part.name!r}: {error}", retryable=error.retryable) from error
 

@@ -51,6 +51,7 @@ class VerifierInput(Struct, frozen=True, kw_only=True):
     answer           reference answer of the row
     data_source      data source of the row, such as ``openai/gsm8k``; empty without
     extra            the row's other columns and its ``extra_info``: texts, numbers, bools and None by name
+    tools            tools of the row, as JSON text of a list in OpenAI's form; empty without
     finish_reason    ``stop``, ``length`` if a limit cut the completion, or another of ``FinishReason``
     num_tokens       number of tokens that the policy wrote
     turns            turns of an episode, a `JudgedTurn` each, in the order written; empty without an environment
@@ -65,6 +66,7 @@ class VerifierInput(Struct, frozen=True, kw_only=True):
     answer: str = ""
     data_source: str = ""
     extra: dict[str, str | int | float | bool | None] = {}
+    tools: str = ""
     finish_reason: FinishReason = "stop"
     num_tokens: int = 0
     turns: list[JudgedTurn] = []
@@ -90,6 +92,7 @@ def verifier_input(
         answer=prompt.answer,
         data_source=prompt.data_source,
         extra=prompt.extra,
+        tools=prompt.tools,
         finish_reason=finish_reason,
         num_tokens=num_tokens,
         turns=[
@@ -105,6 +108,10 @@ def episode_reward(turns: Sequence[Turn]) -> float | None:
     """Reward of the environment for an episode, the mean over the seats that spoke; None without turns."""
     rewards = seat_rewards(turns).values()
     return math.fsum(rewards) / len(rewards) if rewards else None
+
+
+class Abstained(VerifierError):
+    """A part of the reward does not judge this completion, and others may."""
 
 
 class Verdict(Struct, frozen=True):

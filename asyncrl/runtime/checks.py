@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from asyncrl.config.checks.environment import check_experts
@@ -30,12 +31,13 @@ from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.models import INSTALL as INSTALL_MODELS
 from asyncrl.config.sections.models import ServedModel, hidden_keys, key_of
 from asyncrl.config.sections.run import goal_of
-from asyncrl.data.chat_template import check_template, read_special_tokens, read_template, text_advice
+from asyncrl.data.census import num_chars
+from asyncrl.data.chat_template import check_template, check_tools, read_special_tokens, read_template, text_advice
 from asyncrl.data.check import CountTokens, FindSpelled, bad_row_lines
 from asyncrl.data.images import check_model_reads
 from asyncrl.data.prompts import PromptStream, held_out_stream, oddities, train_stream
 from asyncrl.episodes.containers import ContainerPool
-from asyncrl.episodes.environment import Description
+from asyncrl.episodes.environment import Description, check_row_tools
 from asyncrl.episodes.pool import make_environments
 from asyncrl.episodes.workers import named
 from asyncrl.errors import ConfigError, ServiceFailed
@@ -96,8 +98,7 @@ def check_environment(config: Config) -> str:
     """
     if not config.environment.is_set:
         return "none"
-    with ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop
-        description, runtime = thread.submit(asyncio.run, _described(config)).result()
+    description, runtime = _description(config)
     if description.kind != "steps" and find_spec("uvicorn") is None:
         raise ConfigError(f"{named(config.environment)} is an agent program and needs uvicorn: {INSTALL}")
     found = [f"{named(config.environment)}: {KINDS[description.kind]}"]
@@ -106,6 +107,11 @@ def check_environment(config: Config) -> str:
     if config.environment.container.is_set:
         found.append(f"a container of {runtime} for each episode")
     return ", ".join([*found, RESUMES[description.resume]])
+
+
+def _description(config: Config) -> tuple[Description, str]:
+    with ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop
+        return thread.submit(asyncio.run, _described(config)).result()
 
 
 async def _described(config: Config) -> tuple[Description, str]:
@@ -195,7 +201,7 @@ def check_lengths(config: Config, name: str, stream: PromptStream, say: Callable
     longest = heapq.nlargest(
         COUNTED,
         stream.prompts(every),
-        key=lambda prompt: len(prompt.text) + sum(len(message["content"]) for message in prompt.chat),
+        key=num_chars,
     )
     suspects = [prompt for prompt in longest if count(prompt) > data.max_prompt_tokens]
     more = f"of {stream.num_rows:,} prompts have more tokens than data.max_prompt_tokens = {data.max_prompt_tokens:,}"
@@ -254,11 +260,15 @@ def _count(tokenizer: Any, template: str, arguments: dict[str, Any], prompt: Pro
 
     try:
         rendered, _ = render_jinja_template(
-            conversations=[prompt.chat], chat_template=template, add_generation_prompt=True, **arguments
+            conversations=[prompt.chat],
+            tools=msgspec.json.decode(prompt.tools) if prompt.tools else None,
+            chat_template=template,
+            add_generation_prompt=True,
+            **arguments,
         )
         text = str(rendered[0])
     except Exception:  # noqa: BLE001  a template may raise anything, and the rollouts report it
-        text = "".join(message["content"] for message in prompt.chat)
+        text = "".join([prompt.tools, *(message["content"] for message in prompt.chat)])
     return len(tokenizer.encode(text, add_special_tokens=False))
 
 
@@ -380,22 +390,32 @@ def _data(config: Config, say: Say) -> str:
     has_chats, has_texts = (any(getattr(each, name) for each in summaries) for name in ("has_chats", "has_texts"))
     check_template(template, config.data.chat_template_kwargs, has_chats=has_chats)
     try_template(Path(config.model.path), config.data.chat_template_kwargs)
+    check_tools_of_rows(config, frozenset().union(*(summary.tools for summary in summaries)))
     for sentence in text_advice(template, has_texts=has_texts and not config.environment.is_set):
         say(f"note: {sentence}")
-    num_images = sum(summary.num_images for summary in summaries)
-    check_model_reads(Path(config.model.path), num_images, sum(summary.num_marked for summary in summaries))
+    check_model_reads(Path(config.model.path), sum(summary.num_images for summary in summaries))
     for name, stream in streams.items():
         check_routes(config.reward, stream.summary.data_sources)
         for verifier in auto_routed(config.reward, stream.summary.data_sources):
             resolve(verifier, setting="reward.function = 'auto':")
         if stream.summary.bad:
             say("\n".join([f"data.{name}:", *bad_row_lines(stream.summary.bad)]))
-    if not config.environment.is_set and (odd := oddities(streams["train"], streams.get("held_out"))):
-        say(f"note: {odd} (asyncrl data check FILE)")  # an environment may tell rows of one prompt apart
+    for sentence in oddities(streams["train"], streams.get("held_out"), are_tasks=config.environment.is_set):
+        say(f"note: {sentence}")
     check_names(config, {name: stream.summary.data_sources for name, stream in streams.items()}, say)
     for name, stream in streams.items():
         check_lengths(config, name, stream, say)
     return _rows(streams)
+
+
+def check_tools_of_rows(config: Config, tools: Collection[str]) -> None:
+    """Raise `ConfigError` if rows show tools that the chat template does not show, or the environment does not have."""
+    if not tools:
+        return
+    if not (config.environment.is_set and config.environment.tool_parser == "plain"):
+        check_tools(read_template(Path(config.model.path), of_tools=True), tools)
+    if config.environment.is_set:
+        check_row_tools(tools, _description(config)[0])
 
 
 def _rows(streams: Mapping[str, PromptStream]) -> str:

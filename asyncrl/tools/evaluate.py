@@ -25,12 +25,13 @@ from asyncrl.config.config import Config
 from asyncrl.config.model.directory import check_model
 from asyncrl.config.run_file import decode, override_one
 from asyncrl.config.toml import put, read
-from asyncrl.data.chat_template import check_template, read_template, text_advice
+from asyncrl.data.chat_template import check_template, check_tools, read_template, text_advice
 from asyncrl.data.check import bad_row_lines
 from asyncrl.data.images import Keep, check_model_reads, describe
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.data.row import num_marks
 from asyncrl.data.table import guessed
+from asyncrl.data.tools import tool_names
 from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import ConfigError, DataError, LedgerError, RunFailed
 from asyncrl.files.atomic import check_output
@@ -46,6 +47,7 @@ from asyncrl.records.run_record import changed_settings, is_run
 from asyncrl.records.samples import prompt_text
 from asyncrl.reward.routing import check_routes
 from asyncrl.runtime.check_template import try_template
+from asyncrl.runtime.checks import check_tools_of_rows
 from asyncrl.runtime.offline import (
     PER_SLOT,
     OfflineEvaluation,
@@ -58,6 +60,7 @@ from asyncrl.runtime.process import configure_logging
 from asyncrl.spool.images import ImageStore
 from asyncrl.terminal import aligned, echo, say, to_json
 from asyncrl.tools.play import prompt_lines, row_prompts, text_prompt
+from asyncrl.vision.settings import read_settings
 
 
 def model_and_run_file(model: str) -> tuple[str, Path | None]:
@@ -232,7 +235,10 @@ def check_prompts(config: Config, say: Callable[[str], None], keep: Keep) -> lis
     try_template(Path(config.model.path), config.data.chat_template_kwargs)
     for sentence in text_advice(template, has_texts=summary.has_texts and not config.environment.is_set):
         say(f"note: {sentence}")
-    check_model_reads(Path(config.model.path), summary.num_images, summary.num_marked)
+    for sentence in summary.census.sentences(are_tasks=config.environment.is_set):
+        say(f"note: {sentence}")
+    check_tools_of_rows(config, summary.tools)
+    check_model_reads(Path(config.model.path), summary.num_images)
     if summary.bad:
         say("\n".join(bad_row_lines(summary.bad)))
     prompts = [draw.prompt for draw in stream.since(0)]
@@ -387,9 +393,10 @@ def own_prompt(
         raise ConfigError(f"--image {error.filename} cannot be read: {error.strerror}") from error
     except DataError as error:
         raise ConfigError(f"--image cannot be used: {error}") from error
-    if files and (marks := num_marks(prompt)) != len(files):
+    check_model_reads(model, len(files))
+    # A model that reads none reads the mark as text.
+    if (marks := num_marks(prompt)) != len(files) and (files or read_settings(model) is not None):
         raise ConfigError(f"the prompt has {marks} marks {IMAGE_MARK} for {len(files)} pictures; write one for each")
-    check_model_reads(model, len(files), 0 if files else num_marks(prompt))
     return prompt, contents
 
 
@@ -422,7 +429,8 @@ def sample_model(
     try_template(model, config.data.chat_template_kwargs)
     for prompt, contents in prompts:
         check_template(read_template(model), config.data.chat_template_kwargs, has_chats=bool(prompt.chat))
-        check_model_reads(model, len(contents), 0)
+        check_tools(read_template(model, of_tools=True), tool_names(prompt.tools))
+        check_model_reads(model, len(contents))
     if config.environment.is_set:
         echo("note: nothing answers here, as [environment] does in the run; asyncrl episode try plays one", err=True)
     samples, found = config.evaluation.samples, []

@@ -9,7 +9,6 @@ import math
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 
 from msgspec import Struct
@@ -23,7 +22,7 @@ from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.reward import Reward
 from asyncrl.data.chat_template import read_template
 from asyncrl.data.check import CountTokens, inspect
-from asyncrl.data.table import LOOKED_AT, OPTION, Columns, guess, open_rows
+from asyncrl.data.table import OPTION, Columns, guess, open_rows
 from asyncrl.errors import ConfigError
 from asyncrl.files.json_lines import toml_value
 from asyncrl.reward.routing import unrouted
@@ -114,7 +113,7 @@ def find_data(
     rows = open_rows(Path(path))
     columns = guess(rows, given, OPTION)
     count_tokens = load_count() if load_count else None
-    is_text = any(isinstance(value, str) for value in islice(rows.column(columns.prompt), LOOKED_AT))
+    is_text = any(isinstance(value, str) for value in rows.column(columns.prompt))
     as_chat = has_template and is_text
     inspection = inspect(
         Path(path),

@@ -21,6 +21,7 @@ from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.images import check_model_reads
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.data.row import chat_of
+from asyncrl.data.tools import tool_names
 from asyncrl.episodes.episode import Episode
 from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import ConfigError, VerifierError
@@ -31,6 +32,7 @@ from asyncrl.records.samples import SampledEpisode, prompt_text
 from asyncrl.reward.routing import unrouted
 from asyncrl.reward.verifier import episode_reward, verifier_input
 from asyncrl.runtime.check_template import try_template
+from asyncrl.runtime.checks import check_tools_of_rows
 from asyncrl.runtime.model_files import with_local_copies
 from asyncrl.runtime.offline import OfflineSampler, open_rewards
 from asyncrl.runtime.process import configure_logging
@@ -222,7 +224,8 @@ def play(config: Config, console: Console, *, row: int = 0, text: str | None = N
     prompt, files = row_prompts(config, [row])[0] if text is None else (text_prompt(model, text, answer), [])
     check_template(read_template(model), config.data.chat_template_kwargs, has_chats=bool(prompt.chat))
     try_template(model, config.data.chat_template_kwargs)
-    check_model_reads(model, len(prompt.images), 0)
+    check_tools_of_rows(config, tool_names(prompt.tools))
+    check_model_reads(model, len(prompt.images))
     uvloop.run(_play(config, prompt, tuple(files), partial(say, console)))
 
 

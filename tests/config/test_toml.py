@@ -61,3 +61,8 @@ def test_a_value_is_put_under_its_full_key() -> None:
 def test_a_missing_file_is_named_by_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such plan: "):
         read(tmp_path / "x.toml", "plan")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_bytes(b"\xef\xbb\xbf[run]\nsteps = 3\n")
+    assert read(tmp_path / "run.toml", "config file") == {"run": {"steps": 3}}

@@ -46,5 +46,5 @@ def test_held_out_prompts_that_are_trained_on_are_counted_among_those_that_are_t
 
     assert num_shared_prompts(train, held_out_stream(data, 0)) == 2
     assert num_shared_prompts(train, held_out_stream(data, 2)) == 1
-    assert oddities(train, held_out_stream(data, 2)) == "1 of 2 held-out prompts are among those trained on"
-    assert oddities(train, None) == ""
+    assert oddities(train, held_out_stream(data, 2)) == ["1 of 2 held-out prompts are among those trained on"]
+    assert oddities(train, None) == []

@@ -34,7 +34,7 @@ def test_a_bad_row_is_named_by_the_line_of_its_file(files: list[str]) -> None:
 
 
 def test_a_scan_stops_at_no_bad_row(files: list[str]) -> None:
-    found = [row for _, row in Dataset.open(files, DATA).scan()]
+    found = [row.found for row in Dataset.open(files, DATA).scan()]
 
     assert [row.text for row in found if isinstance(row, Prompt)] == ["a0", "a1", "b0"]
     assert found[3] == BadRow(f"{files[1]} line 2", "'prompt' is empty")

@@ -18,7 +18,7 @@ from asyncrl.data.images import ImageFiles, check_model_reads, describe, read_fi
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.messages.trajectory import Image, Prompt
-from tests.conftest import draw_picture, make_model, make_vision_model
+from tests.conftest import draw_picture
 
 RED, BLUE = draw_picture(24, 16), draw_picture(8, 8, seed=1, file_format="JPEG")
 DATA = Data(train="", shuffle=False)
@@ -35,7 +35,7 @@ def parquet(folder: Path, *rows: dict[str, Any]) -> str:
 
 
 def scanned(path: str, data: Data = DATA) -> list[Prompt | BadRow]:
-    return [found for _, found in Dataset.open([path], data).scan()]
+    return [row.found for row in Dataset.open([path], data).scan()]
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,16 @@ def test_bad_pictures_are_bad_rows_with_their_reason(tmp_path: Path, monkeypatch
     )
 
 
-def test_a_mark_without_a_picture_is_a_bad_row_only_where_there_are_pictures(tmp_path: Path) -> None:
-    (empty,) = scanned(parquet(tmp_path, {"images": pa.scalar(None, pa.list_(pa.binary())).as_py()}))
-    assert isinstance(empty, BadRow)
-    (text,) = scanned(parquet(tmp_path, {"prompt": "what does <image> mean in HTML?"}))
-    assert isinstance(text, Prompt)
+def test_a_mark_without_a_picture_is_a_bad_row_unless_the_settings_say_that_it_is_text(tmp_path: Path) -> None:
+    for row in ({"images": pa.scalar(None, pa.list_(pa.binary())).as_py()}, {"prompt": "what does <image> mean?"}):
+        (bad,) = scanned(path := parquet(tmp_path, row))
+        assert isinstance(bad, BadRow)
+        assert bad.reason == (
+            "it has 0 pictures, but 1 marks <image> in its prompt; write the mark once for each picture, or set "
+            'data.image_column = "" if no row has pictures and <image> is text'
+        )
+        (text,) = scanned(path, Data(train=path, image_column=""))
+        assert isinstance(text, Prompt)
 
 
 def test_bytes_that_are_no_picture_are_refused() -> None:
@@ -155,18 +160,6 @@ def test_pictures_need_a_model_that_reads_them(tmp_path: Path) -> None:
     check_model_reads(tmp_path, 0)
     with pytest.raises(ConfigError, match=r"the prompts have 3 pictures, but the model .* reads none"):
         check_model_reads(tmp_path, 3)
-
-
-def test_marks_without_pictures_are_refused_for_a_model_that_would_read_them_as_text(tmp_path: Path) -> None:
-    """A dataset without the column may write the mark as text, for a model that reads text alone."""
-    path = tmp_path / "train.jsonl"
-    path.write_text('{"prompt": "<image> How many?", "answer": "1"}\n{"prompt": "2 + 2", "answer": "4"}\n')
-    assert train_stream(Data(train=str(path)), seed=0).summary.num_marked == 1
-    make_model(tmp_path / "text")
-    check_model_reads(tmp_path / "text", 0, 1)
-    make_vision_model(tmp_path / "pictures")
-    with pytest.raises(ConfigError, match=r"1 prompts have the mark <image> and no picture, but the model .* reads"):
-        check_model_reads(tmp_path / "pictures", 0, 1)
 
 
 def test_another_column_may_hold_the_pictures_and_must_be_there(tmp_path: Path) -> None:

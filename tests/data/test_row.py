@@ -1,3 +1,6 @@
+import json
+import re
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -8,13 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncrl.config.sections.data import Data
-from asyncrl.data.row import dropped_keys, read_prompt, require_columns, to_prompt
+from asyncrl.data.row import read_row, remarks, require_columns, to_prompt
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import DataError
 from asyncrl.messages.trajectory import Prompt
 
 DATA = Data(train="rows.jsonl")
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 3 = ?"}]
+
+
+def read_prompt(rows: Rows, row: int, data: Data) -> Prompt:
+    return read_row(rows, row, data)[1]
 
 
 def rows_of(folder: Path, *rows: dict[str, Any]) -> Rows:
@@ -184,10 +191,55 @@ def test_values_that_are_nested_or_no_json_or_large_are_dropped_and_told() -> No
     }
     left = {"picture": b"PNG", "day": date(2026, 1, 1), "steps": ["a"], "base64": "x" * 100_000, "id": 1 << 70}
     row |= {"prompt": "?", "answer": "5"} | left
-    assert dropped_keys(row, DATA) == [*left, "extra_info.tools", "extra_info.tags"]
+    assert dropped(row) == [*left, "extra_info.tools", "extra_info.tags"]
     assert to_prompt(row, DATA).extra == {"kind": "sum", "none": None, "index": 7}
-    assert dropped_keys({"prompt": "?", "answer": "5", "extra_info": None}, DATA) == []
-    assert dropped_keys({"prompt": "?", "answer": "5", "extra_info": '{"index": 7}'}, DATA) == ["extra_info"]
+    assert dropped({"prompt": "?", "answer": "5", "extra_info": None}) == []
+    assert dropped({"prompt": "?", "answer": "5", "extra_info": '{"index": 7}'}) == ["extra_info"]
+    nested = {"problem": {"text": "?", "id": 3, "hint": None}, "answer": "5"}
+    assert dropped(nested, Data(train="x", prompt_column="problem.text")) == ["problem.id"]
+
+
+def dropped(row: dict[str, Any], data: Data = DATA) -> list[str]:
+    """Names in the remarks on a row, all of which are about what does not travel."""
+    found = [re.fullmatch(r"have '(.+)', which reaches neither .*", each) for each in told(row, data)]
+    return [match[1] for match in found if match]
+
+
+def told(row: dict[str, Any], data: Data = DATA) -> list[str]:
+    return remarks(row, to_prompt(row, data), data)
+
+
+ASKED, ANSWERED = {"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}
+
+
+@pytest.mark.parametrize("chat", [[ASKED, ANSWERED], [ANSWERED]])
+@pytest.mark.parametrize("form", [list, lambda chat: msgspec.json.encode(chat).decode()])
+def test_a_chat_that_ends_with_its_answer_is_told(chat: list[dict[str, str]], form: Callable[[Any], Any]) -> None:
+    (clause,) = told({"prompt": form(chat), "answer": "5"})
+    assert clause.startswith("end with a message of the assistant in 'prompt', which the policy reads")
+    assert told({"prompt": form([*chat, ASKED]), "answer": "5"}) == []
+
+
+WRITTEN: list[Any] = [[ASKED], ASKED, [{"from": "human", "value": "2 + 3?"}], {"messages": [ASKED]}]
+
+
+@pytest.mark.parametrize("value", WRITTEN)
+@pytest.mark.parametrize("write", [repr, lambda value: f"array({value!r}, dtype=object)", json.dumps])
+@pytest.mark.parametrize("as_chat", [False, True])
+def test_a_prompt_that_is_the_text_of_an_object_is_told(value: Any, write: Callable[[Any], str], as_chat: bool) -> None:
+    data, text = Data(train="x", as_chat=as_chat), write(value)
+    is_read = write is json.dumps and value == [ASKED]  # the one form that becomes a chat
+    clauses = told({"prompt": text, "answer": "5"}, data)
+    assert [clause.partition(" in ")[0] for clause in clauses] == ["have the text of an object of JSON or Python"] * (
+        not is_read
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["2 + 3?", "{1, 2} has how many?", "[1, 2]", '{"a": 1} is what?', "[user]: hi", "{" * 9999]
+)
+def test_a_prompt_that_only_begins_like_an_object_is_not_told(text: str) -> None:
+    assert told({"prompt": text, "answer": "5"}) == []
 
 
 @pytest.mark.parametrize("field", ["prompt", "answer", "extra_info"])

@@ -74,7 +74,7 @@ def test_a_named_column_is_taken() -> None:
         (
             {"text": "q", "label": 1},
             {"prompt": "x", "answer": "y"},
-            "no column 'x' and none 'y': it has text, label; name it with --prompt-column --answer-column",
+            "no column 'x': it has text, label; name it with --prompt-column",
         ),
     ],
 )
@@ -228,3 +228,52 @@ def test_a_missing_file_is_named_with_its_setting_and_the_closest_file_beside_it
         open_rows(wrong, setting="data.train")
     with pytest.raises(DataError, match=r"/zebra/x$"):
         open_rows(tmp_path / "zebra" / "x")
+
+
+def test_a_key_of_a_column_is_named_with_a_dot_and_a_column_of_that_name_goes_first(tmp_path: Path) -> None:
+    rows = [{"problem": {"text": "2 + 3?", "hint": {"short": "5"}}}, {"problem": {"text": None}}, {"problem": "2 + 3?"}]
+    nested = open_rows(jsonl(tmp_path, "\n".join(msgspec.json.encode(row).decode() for row in rows)))
+    assert [list(nested.column(name)) for name in ("problem.text", "problem.hint.short", "problem.x")] == [
+        ["2 + 3?", None, None],
+        ["5", None, None],
+        [None, None, None],
+    ]
+    for wanted, column in {"2": {"b": {"c": "2"}}, "3": {"b": {"c": "2"}, "b.c": "3"}}.items():
+        path = tmp_path / f"{wanted}.parquet"
+        pq.write_table(pa.Table.from_pylist([column]), path)
+        assert list(open_rows(path).column("b.c")) == [wanted]
+        require_column(open_rows(path), "b.c", "x.y")
+
+
+def test_a_key_that_no_row_has_is_named_with_those_present_and_the_row_that_cannot_be_read(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, '{"problem": {"txt": "a"}, "n": 1}\n{"problem": {"id": 1}}\n{"problem": \n')
+    with pytest.raises(DataError) as refused:
+        require_column(open_rows(path), "problem.text", "--prompt-column NAME")
+    assert str(refused.value) == (
+        f"dataset {path} has no column 'problem.text': it has problem, n, problem.txt, problem.id; did you mean "
+        f"'problem.txt'? Name it with --prompt-column NAME. Besides, {path} line 3: not a JSON object: Input data was "
+        f"truncated"
+    )
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n{"answer": "1"}\n')
+    assert [open_rows(path)[row] for row in range(2)] == [
+        {"prompt": "a", "answer": None},
+        {"prompt": None, "answer": "1"},
+    ]
+    path.write_bytes('{"prompt": "a"}\n'.encode("utf-16"))
+    with pytest.raises(DataError, match=r"rows\.jsonl is UTF-16: save it as UTF-8$"):
+        open_rows(path)
+
+
+def test_keys_that_an_object_has_twice_are_told(tmp_path: Path) -> None:
+    rows = open_rows(jsonl(tmp_path, '{"a": 1, "a": 2, "b": [{"c": 1, "c": 1}]}\n{"a": 1}\n[2]\n{"a": \n'))
+    assert [list(rows.repeated(row)) for row in range(4)] == [["c", "a"], [], [], []]
+
+
+def test_a_file_whose_keys_are_data_is_refused(tmp_path: Path) -> None:
+    path = jsonl(tmp_path, "\n".join(f'{{"user {number}": 1}}' for number in range(1001)))
+    with pytest.raises(DataError, match=r"has 1,001 names over all rows, expected at most 1,000; write an object"):
+        open_rows(path)

@@ -1,17 +1,23 @@
 """What the episodes of one rollout share."""
 
 import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.broker.leases.lease import sampling_seed
 from asyncrl.config.sections.environment import Environment
-from asyncrl.engine import EngineLoad
+from asyncrl.engine import EngineLoad, PolicyTurn
 from asyncrl.episodes.environment import Answer, TaskInput
 from asyncrl.episodes.episode import Episode
 from asyncrl.episodes.episodes import Episodes, adapt, paced
 from asyncrl.episodes.gate import Concurrency
+from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import Prompt, Sampling, Unit
+from asyncrl.messages.words import FinishReason
 from tests.episodes.stage import Counter, StagedEnvironments, WordBoundary, WordEngine, ids
 
 ENVIRONMENT = Environment(function="till.py:Till", max_turns=8, max_tokens=100)
@@ -24,6 +30,59 @@ def test_tools_of_the_environment_are_shown_with_the_prompt() -> None:
     )
     assert shown.tools == '[{"type":"function","function":{"name":"look","parameters":{}}}]'
     assert Episodes(ENVIRONMENT, StagedEnvironments(), WordBoundary(), run="run").shown(Prompt(text="a")).tools == ""
+
+
+def tools_named(*names: str) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": name, "parameters": {}}} for name in names]
+
+
+def test_tools_of_the_row_go_before_those_of_the_environment_which_must_have_them() -> None:
+    listed = json.dumps(tools_named("look"))
+    episodes = Episodes(ENVIRONMENT, StagedEnvironments(tools=tools_named("look", "add")), WordBoundary(), run="run")
+    assert episodes.shown(Prompt(text="a", tools=listed)).tools == listed
+    with pytest.raises(
+        EngineError, match=r"tools that nothing in \[environment\] runs, open: it has add, look"
+    ) as refused:
+        episodes.shown(Prompt(text="a", tools=json.dumps(tools_named("look", "open"))))
+    assert not refused.value.retryable
+    silent = Episodes(ENVIRONMENT, StagedEnvironments(), WordBoundary(), run="run")
+    assert silent.shown(Prompt(text="a", tools=listed)).tools == listed
+
+
+def test_a_template_without_tools_shows_those_of_the_row_as_texts() -> None:
+    environment = replace(ENVIRONMENT, tool_parser="plain")
+    episodes = Episodes(environment, StagedEnvironments(), WordBoundary(), run="run")
+    shown = episodes.shown(Prompt(chat=[{"role": "user", "content": "a"}], tools=json.dumps(tools_named("look"))))
+    assert '"name": "look"' in shown.chat[0]["content"]
+    assert shown.tools == ""
+
+
+class ToldBoundary(WordBoundary):
+    """Notes the tools by which turns are read."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def said(self, token_ids: Sequence[int], finish_reason: FinishReason, tools: str = "") -> PolicyTurn:
+        self.told.append(tools)
+        return super().said(token_ids, finish_reason, tools)
+
+
+def test_the_environment_gets_the_tools_of_the_row_and_turns_are_read_by_them() -> None:
+    tools, boundary, engine = tools_named("look"), ToldBoundary(), WordEngine(lambda before: "done")
+    Noting.tasks.clear()
+    episode = Episodes(ENVIRONMENT, StagedEnvironments(make=Noting), boundary, run="run").begin(
+        Unit(0, 0),
+        Prompt(text="a", answer="1", tools=json.dumps(tools)),
+        ids("a"),
+        sample=engine.sample,
+        written=engine.written,
+        sampling=Sampling(4),
+        seed=1,
+    )
+    asyncio.run(episode.run())
+    assert [task.tools for task in Noting.tasks] == [tools]
+    assert set(boundary.told) == {json.dumps(tools)}
 
 
 class Noting(Counter):

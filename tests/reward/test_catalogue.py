@@ -12,7 +12,7 @@ from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.plug_in import describe
 from asyncrl.reward import catalogue
 from asyncrl.reward.catalogue import adapt, adapt_batches, is_compute_score, resolve
-from asyncrl.reward.verifier import Verdict, Verifier, VerifierInput, is_async, verdict_of
+from asyncrl.reward.verifier import Abstained, Verdict, Verifier, VerifierInput, is_async, verdict_of
 
 
 @pytest.fixture
@@ -237,6 +237,17 @@ def test_a_function_of_completions_that_returns_no_list_of_one_fails_and_is_no_z
         verifier = adapt_batches(lambda completions, wrong=wrong: wrong, {}, path="f.py:f", setting="reward.function")
         with pytest.raises(VerifierError, match="expected a list of one number"):
             verifier(VerifierInput(completion=""))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_function_of_completions_that_returns_none_alone_fails_and_is_no_zero(is_async: bool) -> None:
+    async def awaiting(completions: list[str]) -> list[None]:
+        return [None]
+
+    function = awaiting if is_async else lambda completions: [None]
+    verifier = adapt_batches(function, {}, path="f.py:f", setting="reward.function")
+    with pytest.raises(Abstained, match=r"returned None for the completion, and nothing else judges it$"):
+        asyncio.run(awaited(verifier))
 
 
 def test_a_function_is_told_by_its_completions(tmp_path: Path) -> None:

@@ -1,10 +1,14 @@
 """Weighted sums of several verifiers."""
 
 import asyncio
+import json
+import math
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asyncrl.config.sections.reward import Reward, RewardPart
 from asyncrl.errors import ConfigError, VerifierError
@@ -45,8 +49,12 @@ def file(tmp_path: Path) -> str:
 
 
 def judged(inputs: VerifierInput, *parts: RewardPart) -> Verdict:
+    return alone(inputs, Reward(parts=list(parts)))
+
+
+def alone(inputs: VerifierInput, reward: Reward) -> Verdict:
     async def judge() -> Verdict:
-        async with WorkerPool(Reward(parts=list(parts))) as pool:
+        async with WorkerPool(reward) as pool:
             return await pool.judge(inputs)
 
     return asyncio.run(judge())
@@ -91,6 +99,80 @@ def test_async_parts_are_awaited_among_plain_ones(file: str) -> None:
     assert is_async(make_verifier(Reward(parts=parts)))
     assert not is_async(make_verifier(Reward(parts=parts[1:])))
     assert judged(VerifierInput(completion="#### 4", answer="4"), *parts).reward == 3.0
+
+
+SAID = """
+import json
+
+def said(completions, place):
+    return [json.loads(text)[place] for text in completions]
+
+async def said_later(completions, place):
+    return said(completions, place)
+
+def judged(inputs):
+    return None
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("said") / "said.py"
+    path.write_text(SAID)
+    return str(path)
+
+
+@given(
+    st.lists(
+        st.tuples(st.none() | st.floats(-9, 9), st.floats(-2, 2), st.booleans(), st.booleans()), min_size=1, max_size=5
+    )
+)
+def test_parts_that_return_none_are_left_out_of_the_sum_and_counted(
+    said: str, found: list[tuple[float | None, float, bool, bool]]
+) -> None:
+    parts = [
+        RewardPart(
+            name=f"p{place}",
+            function=f"{said}:{'said_later' if is_later else 'said'}",
+            options={"place": place},
+            weight=weight,
+            correct=is_marked,
+        )
+        for place, (_, weight, is_marked, is_later) in enumerate(found)
+    ]
+    values = [value for value, *_ in found]
+    judge = make_verifier(Reward(parts=parts))
+    inputs = VerifierInput(completion=json.dumps(values))
+    if set(values) == {None}:
+        with pytest.raises(VerifierError, match=r"^every part of the reward abstained \(p0.*\), expected a number"):
+            asyncio.run(judge(inputs))
+        return
+    verdict = verdict_of(asyncio.run(judge(inputs)))
+    judging = [(place, *each) for place, each in enumerate(found) if each[0] is not None]
+    assert verdict.reward == pytest.approx(math.fsum(value * weight for _, value, weight, *_ in judging))
+    decisive = next((value for _, value, _, is_marked, _ in judging if is_marked), judging[0][1])
+    assert verdict.metrics == {
+        "correct": float(decisive >= 1),
+        **{f"p{place}": value for place, value, *_ in judging},
+        **{f"p{place}.abstained": float(value is None) for place, value in enumerate(values)},
+    }
+
+
+def test_a_part_of_another_form_that_returns_none_fails(said: str) -> None:
+    parts = [RewardPart(name="fine", function="gsm8k"), RewardPart(name="bad", function=f"{said}:judged")]
+    with pytest.raises(VerifierError, match="reward part 'bad': the function returned None, expected a finite number"):
+        judged(VerifierInput(completion="#### 4", answer="4"), *parts)
+
+
+def test_a_worker_says_that_every_part_abstained(said: str) -> None:
+    parts = [RewardPart(name="a", function=f"{said}:said", options={"place": 0})]
+    with pytest.raises(VerifierError, match=r"every part of the reward abstained \(a\), expected a number") as failed:
+        judged(VerifierInput(completion="[null]"), *parts)
+    assert not failed.value.retryable
+    with pytest.raises(
+        VerifierError, match=r"^the function of completions returned None for the completion, and nothing"
+    ):
+        alone(VerifierInput(completion="[null]"), Reward(function=f"{said}:said", options={"place": 0}))
 
 
 def test_a_part_that_fails_fails_the_whole_verdict_and_is_named(file: str) -> None:

@@ -22,6 +22,7 @@ from asyncrl.config.model.adapter import adapter_config
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections.rollout import Vllm
 from asyncrl.config.sections.trainer import Lora
+from asyncrl.data.check import inspect
 from asyncrl.data.prompts import train_stream
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Prompt
@@ -208,6 +209,49 @@ def test_it_is_advised_to_apply_the_chat_template_to_texts(checks_a_run: Config)
     assert [remark.partition(":")[0] for remark in remarks] == ["note"]
     assert "set data.as_chat = true" in remarks[0]
     CHECKS["data"](replace(checks_a_run, data=replace(checks_a_run.data, as_chat=True)), pytest.fail)
+
+
+def test_a_check_of_the_data_and_one_of_the_run_say_the_same_about_rows_for_another_purpose(
+    checks_a_run: Config, tmp_path: Path
+) -> None:
+    remarks: list[str] = []
+    (tmp_path / "train.jsonl").write_text(
+        '{"prompt": "1 + 1", "answer": "1", "answer": "2", "meta": {"a": 1}, "data_source": "openai/gsm8k"}\n'
+        '{"prompt": "[{\'role\': \'user\', \'content\': \'1 + 2\'}]", "answer": "3", "data_source": "openai/gsm8k"}\n'
+    )
+    CHECKS["data"](checks_a_run, remarks.append)
+    odd = inspect(tmp_path / "train.jsonl").odd
+    assert len(odd) == 3
+    assert remarks == [f"note: data.train: {clause}" for clause in odd]
+
+
+@pytest.mark.parametrize("environment", [{}, {"tools": ["calculator"]}])
+def test_tools_of_rows_need_a_template_that_shows_them_and_an_environment_that_has_them(
+    checks_a_run: Config, tmp_path: Path, environment: dict[str, Any]
+) -> None:
+    def check(*names: str, **settings: Any) -> None:
+        tools = [{"name": name} for name in names]
+        row = {"prompt": [{"role": "user", "content": "1 + 1"}], "answer": "2", "data_source": "openai/gsm8k"}
+        (tmp_path / "train.jsonl").write_bytes(msgspec.json.encode(row | {"tools": tools}))
+        CHECKS["data"](
+            replace(checks_a_run, environment=made(environment=environment | settings).environment), pytest.fail
+        )
+
+    template = Path(checks_a_run.model.path) / "chat_template.jinja"
+    template.write_text("{{ messages[0].content }}")
+    with pytest.raises(ConfigError, match=r"rows have tools \(calculator\), but the model's chat template never reads"):
+        check("calculator")
+    if environment:
+        check("calculator", tool_parser="plain")
+        with pytest.raises(
+            ConfigError, match=r"tools that nothing in \[environment\] runs, search: it has calculator; add"
+        ):
+            check("calculator", "search", tool_parser="plain")
+    (template.parent / "additional_chat_templates").mkdir()
+    (template.parent / "additional_chat_templates" / "tool_use.jinja").write_text(
+        "{{ tools }}{{ messages[0].content }}"
+    )
+    check("calculator")
 
 
 def test_it_is_advised_to_replay_the_routes_of_a_mixture_of_experts(
@@ -428,7 +472,7 @@ def test_the_answer_is_a_line_and_an_exit_code(
 TEMPLATE = (
     "{{ bos_token }} {% for m in messages %}{{ m.content }} {% endfor %}"
     "{% if add_generation_prompt %}<policy>{% endif %}"
-    "{% if thinks %} <think>{% endif %}"
+    "{% if thinks %} <think>{% endif %}{% for tool in tools or [] %} {{ tool }}{% endfor %}"
 )
 CHAT = [{"role": "user", "content": "one two"}]
 
@@ -452,7 +496,15 @@ def remarks(model: Path, prompts: list[Any], **data: Any) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize("prompt", [Prompt(text="one two three four five six"), Prompt(chat=CHAT), Prompt(text=" ")])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        Prompt(text="one two three four five six"),
+        Prompt(chat=CHAT),
+        Prompt(chat=CHAT, tools='[{"name": "a"}]'),
+        Prompt(text=" "),
+    ],
+)
 def test_tokens_are_counted_as_engines_count_them(model: Path, prompt: Prompt) -> None:
     count = token_count(model, {"thinks": True})
     assert count is not None

@@ -397,7 +397,7 @@ def test_a_prompt_is_a_message_of_the_user_where_the_model_has_a_chat_template(t
         ("a", {"files": [Path("none.png")]}, "--image none.png cannot be read: No such file or directory"),
         ("a", {"files": [Path(__file__)]}, "--image cannot be used: a picture of [0-9,]+ bytes cannot be read"),
         ("<image> or <image>", {"files": [PICTURE]}, "the prompt has 2 marks <image> for 1 pictures"),
-        ("<image>", {}, "have the mark <image> and no picture"),
+        ("<image>", {}, "the prompt has 1 marks <image> for 0 pictures"),
     ],
 )
 def test_what_cannot_be_a_prompt_is_named(

@@ -31,7 +31,10 @@ class Data(Section, frozen=True, kw_only=True):
     held_out: str | list[str] = ""
     """File or files of evaluation prompts, never trained on; empty switches evaluation off [val_files]."""
     prompt_column: str = "prompt"
-    """Column of the prompt: a text or a list of chat messages [prompt_key]."""
+    """
+    Column of the prompt: a text or a list of chat messages. In this and each other column, ``problem.text`` is the key
+    ``text`` of the objects in ``problem``, unless a column has that very name [prompt_key].
+    """
     as_chat: bool = False
     """
     Make each prompt that is a text one message of the user, so that the model's chat template is applied to it. False:
@@ -42,7 +45,12 @@ class Data(Section, frozen=True, kw_only=True):
     image_column: str = "images"
     """
     Column of the prompt's pictures: a list of files, each as bytes, a path beside the dataset, or ``{bytes, path}``.
-    The prompt has a mark ``<image>`` for each [image_key].
+    The prompt has a mark ``<image>`` for each. Empty: no row has pictures, and the mark is text [image_key].
+    """
+    tools_column: str = "tools"
+    """
+    Column of the tools that a row shows to the policy, by the chat template, and gives to its environment: a list in
+    OpenAI's form, or its JSON text; a row without shows those of the environment. Empty: no row has tools.
     """
     image_folders: list[str] = []
     """

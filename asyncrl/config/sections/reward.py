@@ -24,7 +24,7 @@ class RewardPart(Section, frozen=True, kw_only=True):
     data_sources: list[str] = []
     """Data sources this part applies to, such as ``openai/gsm8k`` or ``aime*``; empty: all rows."""
     correct: bool = False
-    """This part decides whether a completion is correct; if none has it set, the first part for the row decides."""
+    """This part decides whether a completion is correct; if none that judges it has it set, the first that does."""
 
 
 class Reward(Section, frozen=True, kw_only=True):

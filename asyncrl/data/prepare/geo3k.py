@@ -12,9 +12,7 @@ Source:
 """
 
 import string
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -27,7 +25,7 @@ from asyncrl.messages.trajectory import IMAGE_MARK
 INFO, DIAGRAM = "data.json", "img_diagram.png"
 
 
-class ProblemFolders:
+class ProblemFolders(Rows):
     """`Rows` of a folder of numbered folders, in numeric order."""
 
     def __init__(self, path: Path) -> None:
@@ -51,9 +49,6 @@ class ProblemFolders:
 
     def place(self, row: int, /) -> str:
         return str(self._folders[row])
-
-    def column(self, name: str, /) -> Iterator[Any]:
-        return (self[row].get(name) for row in range(len(self)))
 
 
 def _open(source: Path) -> Rows:

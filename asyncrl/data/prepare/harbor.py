@@ -14,10 +14,8 @@ Source:
 
 import re
 import tomllib
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from asyncrl.data.prepare.published import PublishedDataset, PublishedProblem
 from asyncrl.data.table import Row, Rows
@@ -29,7 +27,7 @@ VERIFIER_S = 600.0
 """Seconds of a verifier whose task says none."""
 
 
-class TaskFolders:
+class TaskFolders(Rows):
     """`Rows` of the tasks below a folder."""
 
     def __init__(self, source: Path) -> None:
@@ -51,9 +49,6 @@ class TaskFolders:
 
     def place(self, row: int, /) -> str:
         return str(self._folders[row])
-
-    def column(self, name: str, /) -> Iterator[Any]:
-        return (self[row].get(name) for row in range(len(self)))
 
 
 def _harbor(folder: Path) -> Row:

@@ -2,12 +2,12 @@
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from asyncrl.config.sections.data import Data
 from asyncrl.data.prepare.published import PublishedDataset, PublishedProblem
-from asyncrl.data.row import to_prompt
+from asyncrl.data.row import remarks, to_prompt
 from asyncrl.data.table import Columns, Row, Rows, open_rows
 from asyncrl.errors import DataError
 from asyncrl.similar_path import did_you_mean
@@ -17,13 +17,19 @@ def own_rows(
     data_source: str, found: Columns, *, repeats: bool = False, open_file: Callable[[Path], Rows] = open_rows
 ) -> PublishedDataset:
     """Describe a dataset of any column names, with prompts (text or chat) and answers (text or numbers)."""
-    columns = Data(train="", prompt_column=found.prompt, answer_column=found.answer or "answer")
+    columns = Data(train="", prompt_column=found.prompt, answer_column=found.answer or "answer", as_chat=True)
 
     def problem(row: Row) -> PublishedProblem:
         if row.get(columns.image_column):
             raise DataError("it has pictures, which are not copied: name the file itself as data.train")
         prompt = to_prompt(row, columns)
-        return PublishedProblem(prompt=prompt.text or prompt.chat, answer=prompt.answer, extra=prompt.extra)
+        return PublishedProblem(
+            prompt=prompt.chat,
+            answer=prompt.answer,
+            extra=prompt.extra,
+            tools=prompt.tools,
+            remarks=remarks(row, prompt, columns),
+        )
 
     return PublishedDataset(data_source=data_source, problem=problem, ability="", repeats=repeats, open=open_file)
 
@@ -39,7 +45,7 @@ LONGEST = 1 << 24
 """Characters of the longest value."""
 
 
-class CsvRows:
+class CsvRows(Rows):
     def __init__(self, path: Path, columns: list[str], lines: list[tuple[int, list[str]]]) -> None:
         self.path = path
         self.columns = columns
@@ -56,10 +62,6 @@ class CsvRows:
 
     def place(self, row: int, /) -> str:
         return f"{self.path} line {self._lines[row][0]}"
-
-    def column(self, name: str, /) -> Iterator[str | None]:
-        place = self.columns.index(name)
-        return (values[place] if place < len(values) else None for _, values in self._lines)
 
 
 def open_csv(path: Path) -> Rows:

@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from asyncrl.data.census import Remarks
 from asyncrl.data.dataset import BadRow
-from asyncrl.data.row import chat_of
+from asyncrl.data.row import chat_of, repeated_keys
 from asyncrl.data.table import Row, Rows, open_rows
 from asyncrl.errors import DataError
 from asyncrl.files.atomic import output
@@ -36,6 +37,10 @@ class PublishedProblem(Struct, frozen=True, kw_only=True):
     extra: dict[str, str | int | float | bool | None] = {}
     image: bytes | None = None
     image_name: str = ""
+    tools: str = ""
+    """`Prompt.tools`."""
+    remarks: Sequence[str] = ()
+    """Clauses about the row, as `asyncrl.data.row.remarks`."""
 
 
 class PublishedDataset(Struct, frozen=True, kw_only=True):
@@ -59,6 +64,8 @@ class PrepareResult(Struct, frozen=True, kw_only=True):
     num_rows: int
     num_repeated: int
     bad: list[BadRow]
+    odd: list[str]
+    """Sentences about rows that were written, as of `asyncrl.data.census.Remarks`."""
 
 
 def prepare(
@@ -88,22 +95,30 @@ def prepare(
     rows = dataset.open(source)
     added = dataset.instruction if instruction is None else instruction
     written, bad, first = list[Row](), list[BadRow](), dict[bytes, tuple[str, str]]()
+    remarks = Remarks()
     for number in range(len(rows)):
         place = rows.place(number)
         try:
             problem = dataset.problem(rows[number])
             prompt = _prompt(problem.prompt, added, is_chat=is_chat)
+            row = _row(dataset, problem, prompt, {"split": split or source.stem, "index": number})
             if dataset.repeats and _is_repeated(prompt, problem.answer, place, first):
                 continue
         except DataError as error:
             bad.append(BadRow(place, str(error).removeprefix(f"{place}: ")))
         else:
-            written.append(_row(dataset, problem, prompt, {"split": split or source.stem, "index": number}))
+            remarks.add([*repeated_keys(rows, number), *problem.remarks], place)
+            written.append(row)
     if bad and (not skip_bad or not written):
         raise DataError(_refusal(bad, len(rows)))
     write(written, out)
     return PrepareResult(
-        path=out, num_read=len(rows), num_rows=len(written), num_repeated=len(rows) - len(written) - len(bad), bad=bad
+        path=out,
+        num_read=len(rows),
+        num_rows=len(written),
+        num_repeated=len(rows) - len(written) - len(bad),
+        bad=bad,
+        odd=remarks.sentences(len(written)),
     )
 
 
@@ -134,7 +149,8 @@ def write(rows: Sequence[Row], out: Path) -> None:
 
     group_rows = ROWS_WITH_IMAGES if any("images" in row for row in rows) else None
     try:
-        table = pa.Table.from_pylist(rows)
+        names = dict.fromkeys(name for row in rows for name in row)  # `from_pylist` would take those of the first
+        table = pa.table({name: [row.get(name) for row in rows] for name in names})
     except pa.ArrowException as error:
         raise DataError(f"{error}, but parquet has one type for each column: write its values as texts") from error
     with output(out, durable=True) as unfinished:
@@ -163,10 +179,13 @@ def _is_repeated(prompt: str | Chat, answer: str, place: str, first: dict[bytes,
 
 def _row(dataset: PublishedDataset, problem: PublishedProblem, prompt: str | Chat, info: dict[str, Any]) -> Row:
     image = {"images": [{"bytes": problem.image, "path": problem.image_name}]} if problem.image else {}
+    if problem.tools and isinstance(prompt, str):
+        raise DataError("it has tools, and plain text has no place for them: leave --text out")
     return {
         "data_source": dataset.data_source,
         "prompt": prompt,
         **image,
+        **({"tools": problem.tools} if problem.tools else {}),
         "ability": dataset.ability,
         "reward_model": {"style": "rule", "ground_truth": problem.answer},
         "extra_info": info | problem.extra,

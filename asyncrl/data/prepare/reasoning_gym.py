@@ -11,12 +11,12 @@ Source:
 """
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from asyncrl.data.prepare.published import PublishedDataset, PublishedProblem
-from asyncrl.data.table import Row
+from asyncrl.data.table import Row, Rows
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.plug_in import hint
 
@@ -24,7 +24,7 @@ SOURCE = "reasoning_gym/"
 """Beginning of the data source; the name of the dataset follows."""
 
 
-class GeneratedRows:
+class GeneratedRows(Rows):
     """`Rows` of a procedural dataset, the same for a seed and a version of the package."""
 
     def __init__(self, name: str, dataset: Any) -> None:
@@ -41,9 +41,6 @@ class GeneratedRows:
 
     def place(self, row: int, /) -> str:
         return f"{self.path}, entry {row}"
-
-    def column(self, name: str, /) -> Iterator[Any]:
-        return (self[row].get(name) for row in range(len(self)))
 
     def _encoded(self, entry: dict[str, Any]) -> str:
         """Encode an entry; raises `DataError` if the decoded one judges the reference answer differently."""

@@ -234,11 +234,12 @@ class Toolbox:
         return [tool.schema for tool in self._tools.values()]
 
     async def begin(self, task: Task) -> Toolbox:
-        if SHELL not in self._tools:
-            return self
+        """The tools of one episode: those that its row shows, or all."""
+        shown = {tool["function"]["name"] for tool in task.tools} or self._tools
         ours = copy(self)
-        tool = shell.ShellTool(task.container, self._call_s)
-        ours._tools = {**self._tools, SHELL: FunctionTool(tool.shell)}
+        ours._tools = {name: tool for name, tool in self._tools.items() if name in shown}
+        if SHELL in ours._tools:
+            ours._tools[SHELL] = FunctionTool(shell.ShellTool(task.container, self._call_s).shell)
         return ours
 
     async def reset(self, task: Task) -> None:

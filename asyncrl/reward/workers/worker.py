@@ -22,6 +22,7 @@ from asyncrl.messages.verdict_limits import MAX_REASON_CHARS
 from asyncrl.plug_in import describe
 from asyncrl.reward import catalogue, routing
 from asyncrl.reward.verifier import (
+    Abstained,
     GroupFunction,
     Verdict,
     Verifier,
@@ -148,7 +149,8 @@ def _failed(number: int, error: BaseException, inputs: Judgeable) -> bytes:
     if isinstance(error, ModelFailed):
         return encode(Judged(number, [], _clean(str(error)), error.retryable))
     if isinstance(error, VerifierError):
-        text = str(error) if type(error) is VerifierError else describe(error, *OURS)  # a subclass that a verifier made
+        is_ours = type(error) in (VerifierError, Abstained)  # and no subclass that a verifier made
+        text = str(error) if is_ours else describe(error, *OURS)
         return encode(Judged(number, [], _clean(text), bool(error.retryable)))
     if type(error) is KeyError and isinstance(inputs, VerifierInput) and not any(k in error.args for k in inputs.extra):
         error.add_note(f"extra of the row has {', '.join(inputs.extra) or 'nothing'}")

@@ -24,7 +24,7 @@ from asyncrl.data.table import OPTION, guessed
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.messages.trajectory import Prompt
 from asyncrl.records.formatting import counted
-from asyncrl.reward.routing import check_routes
+from asyncrl.reward.routing import ABSTAINED, check_routes
 from asyncrl.reward.verifier import GroupMember, Verdict, group_member, verifier_input
 from asyncrl.reward.workers.pool import WorkerPool
 from asyncrl.runtime.offline import open_rewards
@@ -187,6 +187,15 @@ def summary_lines(done: Sequence[Trial]) -> list[str]:
         else:
             book.attempted("reward")
     lines += [f"failed      {line}" for line in book.sentences()]
+    shares: dict[str, list[float]] = {}
+    for trial in done:
+        for name, value in (trial.verdict.metrics if trial.verdict else {}).items():
+            shares.setdefault(name, []).append(value)
+    lines += [
+        f"note: reward part {name.removesuffix(ABSTAINED)!r} abstained on every completion"
+        for name, values in shares.items()
+        if name.endswith(ABSTAINED) and all(values)
+    ]
     prefix = AMONG if any(kind.startswith(AMONG) for kind in means) else ""  # The group function has the last word.
     best, garbage = (
         [means[prefix + kind] for kind in kinds if prefix + kind in means] for kinds in (REFERENCE, GARBAGE)

@@ -142,3 +142,9 @@ def test_a_group_function_that_fails_is_a_failure_of_each_of_its_members(tmp_pat
     assert not try_reward(config, 1, ["it is 8", "8"], said.append)
     lines = [line for line in said if line.startswith("  in the group: ")]
     assert ["failed: the group function returned 0 verdicts on 2 trajectories" in line for line in lines] == [True] * 2
+
+
+def test_a_part_that_abstains_on_every_completion_is_told() -> None:
+    metrics = [{"correct": 1.0, "a.abstained": 1.0, "b.abstained": share} for share in (0.0, 1.0)]
+    done = [Trial(0, "given", 0.1, Verdict(1.0, each)) for each in metrics]
+    assert summary_lines(done)[-1] == "note: reward part 'a' abstained on every completion"

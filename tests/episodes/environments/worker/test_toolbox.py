@@ -98,7 +98,26 @@ def test_an_episode_is_continued_from_nothing() -> None:
     assert toolbox.resume == "snapshot"
     assert asyncio.run(toolbox.snapshot()) == b""
     asyncio.run(toolbox.restore(task, b""))
-    assert asyncio.run(toolbox.begin(task)) is toolbox
+    assert asyncio.run(asyncio.run(toolbox.begin(task)).step(Said(text="done"))) == Step(done=True)
+
+
+def test_an_episode_has_the_tools_of_its_row_alone() -> None:
+    def add(a: int) -> int:
+        return a + 1
+
+    def halve(a: int) -> float:
+        return a / 2
+
+    toolbox = Toolbox([FunctionTool(add), FunctionTool(halve)], [])
+    calls = [ToolCall(name=name, arguments={"a": 4}, id=name) for name in ("add", "halve")]
+
+    async def answers(*tools: str) -> list[str]:
+        task = Task([], tools=[{"type": "function", "function": {"name": name}} for name in tools])
+        step = await (await toolbox.begin(task)).step(Said(text="", tool_calls=calls))
+        return [message["content"] for message in step.messages]
+
+    assert asyncio.run(answers("halve")) == ["error: there is no tool 'add': expected one of: halve", "2.0"]
+    assert asyncio.run(answers()) == ["5", "2.0"]
 
 
 def test_tools_are_loaded_by_name(tmp_path: Path) -> None:
