@@ -89,9 +89,9 @@ def read_bytes(path: Path, limit: int = MAX_BYTES, what: str = "", *, follow: bo
     what = what or shown(str(path))
     with opened(path, what, follow=follow) as file, _readable(what):
         size = os.fstat(file.fileno()).st_size
-        content = file.read(limit + 1) if size <= limit else b""
-    if (size := max(size, len(content))) > limit:
-        raise DataError(f"{what} is too large: it has {size:,} bytes, the limit is {limit:,}; make it smaller")
+        content = (size <= limit and file.read(limit + 1)) or b""  # nothing yet of a file of the kernel is None
+    if max(size, len(content)) > limit:
+        raise DataError(f"{what} is too large: the limit is {limit:,} bytes; make it smaller")
     return content
 
 
@@ -127,7 +127,7 @@ def within(folder: Path, name: str) -> Path:
 def read_text(path: Path, limit: int = MAX_BYTES, what: str = "") -> str:
     """Text of a file in UTF-8, with a byte order mark or without. Raises as `read_bytes`."""
     content = read_bytes(path, limit, what)
-    return _parsed(lambda: content.decode("utf-8-sig"), what or shown(str(path)), "text in UTF-8")
+    return parsed(lambda: content.decode("utf-8-sig"), what or shown(str(path)), "text in UTF-8")
 
 
 def read_json(path: Path, kind: type[T], limit: int = MAX_BYTES, remedy: str = "") -> T:
@@ -137,14 +137,14 @@ def read_json(path: Path, kind: type[T], limit: int = MAX_BYTES, remedy: str = "
 
 def parse_json(content: bytes | str, kind: type[T], what: str, remedy: str = "") -> T:
     """JSON as ``kind``. Raises `DataError`, which names it ``what``, if it is none, or beyond the limits of values."""
-    return _parsed(lambda: msgspec.json.decode(content, type=kind), what, "a JSON object", remedy)
+    return parsed(lambda: msgspec.json.decode(content, type=kind), what, "a JSON object", remedy)
 
 
 def parse_toml(text: str, what: str) -> dict[str, Any]:
     """TOML as a nested dict. Raises `DataError`, which names it ``what``, if it is none, or beyond the limits."""
     for run in KEYS.finditer(text):
         require_parts(len(PART.findall(run["key"] or "")), what)
-    return _parsed(lambda: tomllib.loads(text), what, "TOML", max_bits=TOML_BITS)
+    return parsed(lambda: tomllib.loads(text), what, "TOML", max_bits=TOML_BITS)
 
 
 def require_parts(count: int, what: str) -> None:
@@ -153,8 +153,12 @@ def require_parts(count: int, what: str) -> None:
         raise DataError(f"{what} has a key of {count:,} parts: expected at most {MAX_DEPTH}; shorten it")
 
 
-def _parsed(parse: Callable[[], T], what: str, form: str, remedy: str = "", max_bits: int = MAX_BITS) -> T:
-    """Return what ``parse`` returns, within the limits: the one place that judges form, depth and numbers of a file."""
+def parsed(parse: Callable[[], T], what: str, form: str, remedy: str = "", max_bits: int = MAX_BITS) -> T:
+    """
+    Value that ``parse`` returns: the one place that judges form, depth and numbers of a text.
+
+    Raises `DataError`, which names it ``what``, if it raises, or the value is beyond the limits.
+    """
     try:
         found = parse()
     except RecursionError as error:

@@ -61,10 +61,10 @@ def test_a_file_is_read_up_to_its_limit_and_no_further(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_bytes(b"abcd")
     assert read_bytes(file, 4) == b"abcd"
-    with pytest.raises(DataError, match="/f is too large: it has 4 bytes, the limit is 3; make it smaller"):
+    with pytest.raises(DataError, match="/f is too large: the limit is 3 bytes; make it smaller"):
         read_bytes(file, 3)
     os.truncate(file, 2**40)
-    with pytest.raises(DataError, match="it has 1,099,511,627,776 bytes"):
+    with pytest.raises(DataError, match="is too large"):
         read_bytes(file)
 
 
