@@ -14,6 +14,7 @@ from asyncrl.config.run_file import decode
 from asyncrl.data.table import open_rows
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.files.atomic import output
+from asyncrl.files.foreign import read_bytes
 from asyncrl.terminal import aligned, command_line, echo
 from asyncrl.tools.verl.launch import Launch, expand, find_launch, of_options
 from asyncrl.tools.verl.options import files
@@ -45,7 +46,7 @@ def _launch(arguments: Sequence[str], environment: Sequence[str]) -> tuple[Launc
         return of_options(arguments), []
     expansion = expand(script, rest, dict(_variables(environment)))
     complaints = [_said(complaint) for complaint in expansion.complaints]
-    text = script.read_text("utf-8", "replace")
+    text = read_bytes(script).decode("utf-8", "replace")
     try:
         return find_launch(expansion.commands, rest, expansion.environments, text, script.name), complaints
     except ConfigError as error:

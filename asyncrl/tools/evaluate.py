@@ -27,7 +27,7 @@ from asyncrl.config.run_file import decode, override_one
 from asyncrl.config.toml import put, read
 from asyncrl.data.chat_template import check_template, check_tools, read_template, text_advice
 from asyncrl.data.check import bad_row_lines
-from asyncrl.data.images import Keep, check_model_reads, describe
+from asyncrl.data.images import MAX_FILE_BYTES, Keep, check_model_reads, describe
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.data.row import num_marks
 from asyncrl.data.table import guessed
@@ -36,6 +36,7 @@ from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import ConfigError, DataError, LedgerError, RunFailed
 from asyncrl.files.atomic import check_output
 from asyncrl.files.checkpoints import SETTINGS
+from asyncrl.files.foreign import read_bytes
 from asyncrl.foreign_text import escaped
 from asyncrl.messages.trajectory import IMAGE_MARK, Prompt, Unit
 from asyncrl.messages.words import FinishReason
@@ -387,10 +388,8 @@ def own_prompt(
     if system:
         prompt = replace(prompt, chat=[{"role": "system", "content": system}, *prompt.chat])
     try:
-        contents = [file.read_bytes() for file in files]
+        contents = [read_bytes(file, MAX_FILE_BYTES) for file in files]
         prompt = replace(prompt, images=list(map(describe, contents)))
-    except OSError as error:
-        raise ConfigError(f"--image {error.filename} cannot be read: {error.strerror}") from error
     except DataError as error:
         raise ConfigError(f"--image cannot be used: {error}") from error
     check_model_reads(model, len(files))

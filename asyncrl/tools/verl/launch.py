@@ -22,6 +22,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncrl.errors import ConfigError
+from asyncrl.files.foreign import read_bytes
+from asyncrl.foreign_text import shown
 from asyncrl.tools.verl.lookup import option_for, present
 from asyncrl.tools.verl.overrides import Account, Override, given, is_override, parse_override
 from asyncrl.tools.verl.trainers import (
@@ -286,10 +288,7 @@ def expand(script: Path, arguments: Sequence[str] = (), environment: Mapping[str
     Raises:
         ConfigError: The script cannot be read, or this machine cannot build the jail.
     """
-    try:
-        text = script.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"the script {script} cannot be read: {error.strerror}; check its path") from error
+    text = read_bytes(script, what=f"the script {shown(str(script))}")
     with tempfile.TemporaryDirectory(prefix="asyncrl-", ignore_cleanup_errors=True) as name:
         root, errors = Path(name, "root"), Path(name, "errors")
         Path(name).chmod(0o711)
