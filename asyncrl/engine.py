@@ -173,11 +173,11 @@ class Engine(Protocol):
     """
     An inference engine, called from one event loop. `asyncrl.testing.FakeEngine` is a small implementation.
 
-    An engine may have an attribute ``vocab_size``, the rows of its token embedding: token ids are then compared with it
-    before a trajectory leaves the node. It may have ``num_computed``, the tokens computed so far, prompts included, or
-    any number that grows while it works; without it, the tokens of `written` show that it does. It may have a
-    ``device``, the `torch.device` of its weights, with an index: new ones are then staged there, or in page-locked
-    memory beside it. Without it that is the CPU.
+    An engine may have an attribute ``token_ids``, a `TokenIds`: those of trajectories are then compared with it before
+    they leave the node, and it with the trainer's. It may have ``num_computed``, the tokens computed so far, prompts
+    included, or any number that grows while it works; without it, the tokens of `written` show that it does. It may
+    have a ``device``, the `torch.device` of its weights, with an index: new ones are then staged there, or in
+    page-locked memory beside it. Without it that is the CPU.
     """
 
     def encode(self, prompt: Prompt, /) -> list[int]:

@@ -23,15 +23,19 @@ from asyncrl.trainer.packing.step import TrainingTrajectory
 MODEL = "cache/step-sums/model"
 
 
-def logprobs(model: PreTrainedModel, prompt_ids: Tensor, completion_ids: Tensor) -> Tensor:
-    """Log-probabilities [T] of a completion under the policy in training."""
+def logprobs(model: PreTrainedModel, never: list[int], prompt_ids: Tensor, completion_ids: Tensor) -> Tensor:
+    """Log-probabilities [T] of a completion under the policy in training; ids ``never`` are not sampled."""
     ids = torch.cat([prompt_ids, completion_ids])[None]
     logits: Tensor = model(input_ids=ids).logits[0, len(prompt_ids) - 1 : -1]
-    return logits.float().log_softmax(-1).gather(1, completion_ids[:, None])[:, 0]
+    logits = logits.float().index_fill(-1, torch.tensor(never, dtype=torch.long), -torch.inf)
+    return logits.log_softmax(-1).gather(1, completion_ids[:, None])[:, 0]
 
 
 def update(
-    model: PreTrainedModel, optimizer: torch.optim.Optimizer, trajectories: Sequence[TrainingTrajectory]
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    never: list[int],
+    trajectories: Sequence[TrainingTrajectory],
 ) -> float:
     """One optimizer step: policy gradient with the group mean as baseline. Returns the gradient norm."""
     rewards = defaultdict(list)
@@ -45,7 +49,7 @@ def update(
         if advantage:
             prompt_ids, completion_ids = map(torch.LongTensor, (trajectory.prompt_ids, trajectory.completion_ids))
             behavior_logprobs = torch.tensor(trajectory.behavior_logprobs)
-            ratio = (logprobs(model, prompt_ids, completion_ids) - behavior_logprobs).exp()
+            ratio = (logprobs(model, never, prompt_ids, completion_ids) - behavior_logprobs).exp()
             loss = -advantage * ratio.clamp(max=2.0).sum() / num_tokens
             torch.autograd.backward(loss)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -58,9 +62,10 @@ async def main(address: str, model_path: str = MODEL) -> None:
     model = AutoModelForCausalLM.from_pretrained(model_path)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4, betas=(0.9, 0.95), weight_decay=0.0)
     async with asyncrl.batches(address, model, AutoTokenizer.from_pretrained(model_path)) as stream:
+        never = stream.token_ids.without_probability(model.config.vocab_size)
         async for batch in stream:
             # In a thread, because this event loop also sends heartbeats and weights.
-            batch.metrics["grad_norm"] = await asyncio.to_thread(update, model, optimizer, batch.trajectories)
+            batch.metrics["grad_norm"] = await asyncio.to_thread(update, model, optimizer, never, batch.trajectories)
 
 
 if __name__ == "__main__":

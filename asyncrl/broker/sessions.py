@@ -18,7 +18,7 @@ from asyncrl.broker.status import RestartBook
 from asyncrl.config.config import to_json
 from asyncrl.messages.bounds import MAX_NAME_CHARS
 from asyncrl.messages.files import ModelFiles
-from asyncrl.messages.session import Hello, Ready, Reject, Welcome, process_of
+from asyncrl.messages.session import Hello, Ready, Reject, Welcome, difference_of_models, process_of
 from asyncrl.messages.supervisor import Returned
 from asyncrl.messages.wire import PROTOCOL
 from asyncrl.wire.link import Hub
@@ -114,8 +114,8 @@ class Sessions:
         self._restarts = restarts
         self._clock = clock
         self._displaced = DisplacedBook()
-        self._layout: tuple[str, str] | None = None
-        """First trainer that was ready, and its layout hash, which is the run's."""
+        self._model: tuple[str, Ready] | None = None
+        """First trainer that was ready, and what it said of its model, which is the run's."""
         self._rejections = Allowance(REJECTIONS_PER_S, BURST_REJECTIONS)
         """Events; a node that is rejected again and again cannot fill the disk with them."""
         self._num_rejected = 0
@@ -149,31 +149,25 @@ class Sessions:
         """Reject nodes whose model differs from the trainer's, whoever came first: they could not take its weights."""
         if (node := self._scheduler.nodes.get(peer)) is None:
             return
-        if message.layout_hash and not self._takes_layout(node, message.layout_hash):
+        if self._model is None and node.role == "trainer":
+            self._model = node.name, message
+            for early in self._scheduler.nodes.rollouts():
+                self._rejects_model(early, early.model)
+        if self._rejects_model(node, message):
             return
         self._files.event("node.ready", node=node.name, role=node.role)
         self._returned(node.name, self._scheduler.training.committed_step + 1 if node.role == "trainer" else -1)
         self._scheduler.handle(peer, message, self._clock())
 
-    def _takes_layout(self, node: Node, layout_hash: str) -> bool:
-        """Reject ``node`` if its layout is not the run's, or those that came before a trainer, if theirs are not."""
-        if self._layout is None and node.role == "trainer":
-            self._layout = node.name, layout_hash
-            for early in self._scheduler.nodes.rollouts():
-                if early.layout_hash not in ("", layout_hash):
-                    self._reject_layout(early, early.layout_hash, node.name, layout_hash)
-        if self._layout is None or self._layout[1] == layout_hash:
-            return True
-        self._reject_layout(node, layout_hash, *self._layout)
-        return False
-
-    def _reject_layout(self, node: Node, layout_hash: str, trainer: str, expected: str) -> None:
-        reason = (
-            f"{node.name} has another model than {trainer}: weight layouts {layout_hash[:12]} and {expected[:12]} "
-            f"differ; give both the same model.path"
-        )
+    def _rejects_model(self, node: Node, ready: Ready) -> bool:
+        """Reject ``node`` if its model is not the run's, as far as it is known. Returns True if it does."""
+        trainer, expected = self._model or ("", ready)
+        if not (difference := difference_of_models(ready, expected)):
+            return False
+        reason = f"{node.name} has another model than {trainer}: {difference}"
         self._reject(node.peer, node.name, reason)
         self._scheduler.departed(node.peer, reason, self._clock())
+        return True
 
     def tick(self) -> None:
         """Record the peer that the hub refused last, once: it tries again and again."""

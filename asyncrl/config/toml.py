@@ -177,10 +177,8 @@ def _in_words(expected: str, value: Any) -> str:
     """Name the wanted type, with its limit or an example: ``expected `array``` is ``expected a list such as ["a"]``."""
     if not (kinds := re.fullmatch(r"expected `([\w| ]+)`(.*)", expected)):
         return expected
-    examples = {
-        **EXAMPLES,
-        "array": f"a list such as {toml_value([shown(value, MAX_SHOWN) if isinstance(value, str) else 'a'])}",
-    }
+    item = shown(value, MAX_SHOWN) if isinstance(value, str) else "a"
+    examples = {**EXAMPLES, "array": f"a list such as {toml_value([item])}"}
     wanted = [examples.get(kind, kind) for kind in kinds.group(1).split(" | ") if kind != "null"]
     if limit := kinds.group(2).removesuffix(".0"):
         wanted = [f"{words.partition(' such as')[0]}{limit}" for words in wanted]

@@ -10,6 +10,7 @@ from asyncrl.messages import bounds
 from asyncrl.messages.codec import Message, Value, sent
 from asyncrl.messages.files import ModelFiles
 from asyncrl.messages.spool import Permit, SpoolAddress, SpoolSet
+from asyncrl.messages.token_ids import TokenIds
 from asyncrl.messages.trajectory import Unit
 from asyncrl.messages.words import EVERY, JOIN, MEMBERS, Activity, Listed, Role, WeightsVia
 
@@ -122,15 +123,43 @@ class Ready(Message, frozen=True):
     ranks: int = 1
     """See `Member`."""
     vocab_size: int = 0
-    """Trainer and rollout: rows of the model's token embedding; 0 if the node cannot tell. The trainer's counts."""
+    """Trainer and rollout: that of its `TokenIds`; 0 if the node cannot tell. The trainer's counts."""
     weights: WeightsVia = "collective"
     """Rollouts: way by which weights reach it."""
+    num_sampled: int = 0
+    """Trainer and rollout: ids that its `TokenIds` let be sampled."""
+    ids_digest: str = ""
+    """Trainer and rollout: digest of its `TokenIds`; a mismatch is refused as that of layouts. Empty if unknown."""
+
+    @classmethod
+    def of(cls, ids: TokenIds, layout_hash: str, ranks: int = 1, weights: WeightsVia = "collective") -> "Ready":
+        """The message of a node whose model has these ids."""
+        return cls(layout_hash, ranks, ids.vocab_size, weights, ids.num_sampled, ids.digest)
 
     def out_of_bounds(self) -> str:
         if not 1 <= self.ranks <= bounds.MAX_RANKS:
             return f"ranks is {self.ranks}"
-        num_chars = len(self.layout_hash)
-        return f"layout_hash has {num_chars} characters" if num_chars > bounds.MAX_NAME_CHARS else ""
+        if problem := bounds.count("vocab_size", self.vocab_size) or bounds.count("num_sampled", self.num_sampled):
+            return problem
+        digests = {"layout_hash": self.layout_hash, "ids_digest": self.ids_digest}
+        too_long = (name for name, digest in digests.items() if len(digest) > bounds.MAX_NAME_CHARS)
+        return next((f"{name} has {len(digests[name])} characters" for name in too_long), "")
+
+
+def difference_of_models(found: Ready, expected: Ready) -> str:
+    """Difference between the models of two nodes, and what to do about it; empty if there is none that both tell."""
+    if "" not in (found.layout_hash, expected.layout_hash) and found.layout_hash != expected.layout_hash:
+        return (
+            f"weight layouts {found.layout_hash[:12]} and {expected.layout_hash[:12]} differ; give both the same "
+            f"model.path"
+        )
+    if "" not in (found.ids_digest, expected.ids_digest) and found.ids_digest != expected.ids_digest:
+        own, other = (f"{one.num_sampled} ({one.ids_digest[:12]})" for one in (found, expected))
+        return (
+            f"the token ids that can be sampled, {own} and {other}, differ; give both the same model.path, and one "
+            f"version of transformers"
+        )
+    return ""
 
 
 @sent(by="broker", to=("spool", "rollout", "reward"))

@@ -10,6 +10,7 @@ Versions of the spans need not increase: a node may resume a completion that a n
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import sha256
 from math import inf, isfinite
 from typing import Protocol, get_args
@@ -214,6 +215,7 @@ WRONG_UNIT = "payload of another unit"
 BAD_LENGTHS = "arrays of wrong lengths"
 TOO_LONG = "more tokens than allowed"
 BAD_ID = "token id outside the vocabulary"
+NEVER_SAMPLED = "token id that is never sampled"
 BAD_LOGPROB = "impossible log-prob"
 BAD_MASK = "impossible sampling mask"
 BAD_ROUTES = "impossible experts"
@@ -229,6 +231,7 @@ CAUSES = (
     BAD_LENGTHS,
     TOO_LONG,
     BAD_ID,
+    NEVER_SAMPLED,
     BAD_LOGPROB,
     BAD_MASK,
     BAD_ROUTES,
@@ -263,6 +266,7 @@ def problem_of(trajectory: Trajectory, unit: Unit, summary: TrajectorySummary | 
         or turn_problem_of(trajectory, limits)
         or _id_problem("prompt", trajectory.prompt_ids, limits.vocab_size)
         or _id_problem("completion", trajectory.completion_ids, limits.vocab_size)
+        or _never_problem(trajectory.completion_ids, limits)
         or _context_problem(trajectory, limits)
         or _logprob_problem(trajectory.behavior_logprobs)
         or _mask_problem(trajectory, limits)
@@ -352,6 +356,26 @@ def _id_problem(kind: str, raw: memoryview, vocab_size: int) -> str:
     if ids[highest] <= most:
         return ""
     return f"{BAD_ID}: {kind} id {ids.view('<i4')[highest]} at position {highest}, expected 0 .. {most}"
+
+
+def _never_problem(raw: memoryview, limits: TrajectoryLimits) -> str:
+    """Reason to refuse a token that the trainer gives no probability: it would be trained at a log-prob of -1e30."""
+    if not limits.never:
+        return ""
+    ids: NDArray[np.uint32] = np.frombuffer(raw, _ID)
+    is_never = _table(limits.vocab_size, limits.never)[ids]
+    position = is_never.argmax()
+    if not is_never[position]:
+        return ""
+    return f"{NEVER_SAMPLED}: completion id {ids[position]} at position {position}, expected one with a text"
+
+
+@lru_cache(maxsize=4)  # models of this process
+def _table(vocab_size: int, never: tuple[int, ...]) -> NDArray[np.bool_]:
+    """[vocab_size] True at the ids that are never sampled."""
+    table = np.zeros(vocab_size, np.bool_)
+    table[list(never)] = True
+    return table
 
 
 def _context_problem(trajectory: Trajectory, limits: TrajectoryLimits) -> str:

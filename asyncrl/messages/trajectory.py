@@ -254,7 +254,7 @@ class TrajectoryLimits(Value, frozen=True):
     """Bounds of what a sound trajectory may contain. 0 is unknown, and not checked."""
 
     vocab_size: int = 0
-    """Token ids are 0 .. vocab_size - 1."""
+    """See `TokenIds`, as `never`."""
     max_tokens: int = 0
     """Most completion tokens; in an episode, with the tokens of the environment."""
     max_prompt_tokens: int = 0
@@ -270,3 +270,5 @@ class TrajectoryLimits(Value, frozen=True):
     """Most turns of an episode; 0 allows none, only a completion after the prompt. None is unknown."""
     seats: int = 0
     """Seats of an episode: those of its turns are 0 .. seats - 1. 0 is unknown, and at most `MAX_SEATS`."""
+    never: tuple[int, ...] = ()
+    """Ids below `vocab_size` that no completion has, ascending: see `TokenIds`."""

@@ -161,8 +161,8 @@ class RolloutActor:
                 for loop in loops:
                     self._spawn(loop())
                 self._generations.allow_starts()  # An earlier session may have ended while waiting to swap.
-                options, vocab_size = self._options, self._generations.vocab_size
-                await self._broker.send(Ready(options.layout_hash, options.ranks, vocab_size, options.weights))
+                options, ids = self._options, self._generations.token_ids
+                await self._broker.send(Ready.of(ids, options.layout_hash, options.ranks, options.weights))
                 await self._offer()
                 async for message in self._broker:
                     if isinstance(message, Stop):

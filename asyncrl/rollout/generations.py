@@ -32,8 +32,9 @@ from asyncrl.log import get_logger
 from asyncrl.messages.rollout import Failed, Lease, Leased, StartedOver
 from asyncrl.messages.session import ContainerCounts, Held
 from asyncrl.messages.spool import PutItem
+from asyncrl.messages.token_ids import token_ids_of
 from asyncrl.messages.trajectory import Sampling, TrajectoryLimits, Unit
-from asyncrl.messages.words import ROLLOUT_ACTIVITIES, Activity, Stage, Truncation, vocab_size_of
+from asyncrl.messages.words import ROLLOUT_ACTIVITIES, Activity, Stage, Truncation
 from asyncrl.rollout.engine_calls import EngineCalls
 from asyncrl.rollout.results import UnsettledResults, limits_of, to_put_item
 from asyncrl.rollout.user_requests import UserRequests
@@ -185,7 +186,7 @@ class Generations:
         self._node = node
         self._episodes = episodes
         self._hold = hold
-        self.vocab_size = vocab_size_of(engine)
+        self.token_ids = token_ids_of(engine)
         self.occupancy = Occupancy[Activity](ROLLOUT_ACTIVITIES, clock)
         self.unsettled = UnsettledResults()
         self.reports: list[Failed | StartedOver] = []
@@ -415,12 +416,12 @@ class Generations:
 
     def limits(self, lease: Lease, index: int) -> TrajectoryLimits:
         """Limits of a trajectory of a lease."""
-        return limits_of(lease, index, self.vocab_size, self._episodes.limits if self._episodes else None)
+        return limits_of(lease, index, self.token_ids, self._episodes.limits if self._episodes else None)
 
     def _put_item(self, generation: Generation, sampled: SampledTrajectory) -> PutItem:
         lease, unit = generation.lease, generation.unit
         episode = self._episodes.limits if self._episodes else None
-        return to_put_item(lease, unit, sampled, node=self._node, vocab_size=self.vocab_size, episode=episode)
+        return to_put_item(lease, unit, sampled, node=self._node, token_ids=self.token_ids, episode=episode)
 
     def _encode(self, lease: Lease) -> list[int]:
         if self._encoded is None or self._encoded[0] is not lease:

@@ -22,6 +22,7 @@ from asyncrl.errors import EngineError
 from asyncrl.messages.rollout import Lease, Leased
 from asyncrl.messages.sound import problem_of, summary_of
 from asyncrl.messages.spool import PutItem
+from asyncrl.messages.token_ids import UNKNOWN, TokenIds
 from asyncrl.messages.trajectory import Trajectory, TrajectoryLimits, Unit
 from asyncrl.wire.files import MAX_PAYLOAD_BYTES
 
@@ -91,7 +92,7 @@ def to_put_item(
     sampled: SampledTrajectory,
     *,
     node: str,
-    vocab_size: int = 0,
+    token_ids: TokenIds = UNKNOWN,
     episode: EpisodeLimits | None = None,
 ) -> PutItem:
     """
@@ -125,7 +126,7 @@ def to_put_item(
             snapshot=memoryview(sampled.snapshot),
             opened=sampled.opened,
         )
-        if problem := problem_of(trajectory, unit, None, limits_of(lease, unit.index, vocab_size, episode)):
+        if problem := problem_of(trajectory, unit, None, limits_of(lease, unit.index, token_ids, episode)):
             raise EngineError(f"the engine returned a damaged completion: {problem}")  # None leaves this node.
         payload = memoryview(_encoder.encode(trajectory))
     except (TypeError, ValueError, OverflowError) as error:  # A host's engine may return anything.
@@ -137,20 +138,21 @@ def to_put_item(
 _encoder = msgspec.msgpack.Encoder()
 
 
-def limits_of(lease: Lease, index: int, vocab_size: int, episode: EpisodeLimits | None = None) -> TrajectoryLimits:
+def limits_of(lease: Lease, index: int, token_ids: TokenIds, episode: EpisodeLimits | None = None) -> TrajectoryLimits:
     """
     Limits of a trajectory of this lease. Its newest version is unknown: another node may have begun it.
 
     ``episode`` is None if trajectories are single completions.
     """
     return TrajectoryLimits(
-        vocab_size,
+        token_ids.vocab_size,
         episode.max_tokens if episode else lease.sampling.max_tokens,
         lease.max_prompt_tokens,
         replay_mask=lease.sampling.replay_mask and index not in lease.greedy,
         replay_routes=lease.sampling.replay_routes and index not in lease.greedy,
         max_turns=episode.max_turns if episode else 0,
         seats=episode.seats if episode else 1,
+        never=token_ids.never,
     )
 
 

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from asyncrl.config.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.log import get_logger
+from asyncrl.messages.token_ids import TokenIds
 from asyncrl.runtime.local_address import local_address
 from asyncrl.runtime.sessions import RunNode
 from asyncrl.runtime.trainer import trainer_actor
@@ -37,8 +38,10 @@ from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.snapshot import Snapshot, host_copy
 from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, TrajectoryInfo
 from asyncrl.trainer.ranks.ranks import SingleRank
+from asyncrl.vision.processor import ImageProcessor
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors, renamed, saved_tensors
+from asyncrl.weights.contents.token_ids import find_token_ids
 from asyncrl.wire.handshake import identity
 from asyncrl.wire.run_address import find_run
 
@@ -132,7 +135,8 @@ async def _joined(
     interface = await asyncio.to_thread(local_address, run.broker, config.weights.interface)
     await session.wait_for(fetch_checkpoint(session.welcome, run, session.who))
     start, specs = await session.load(partial(_restore, model, config.model.dtype, checkpoints))
-    stream = BatchStream(config, model, first_step=start.step)
+    token_ids = await asyncio.to_thread(_token_ids, Path(config.model.path), model, tokenizer)
+    stream = BatchStream(config, model, token_ids, first_step=start.step)
 
     async def serve() -> None:
         async with trainer_actor(
@@ -160,13 +164,15 @@ async def _joined(
 class BatchStream:
     """An asynchronous iterator over the batches of a run; a `Trainable` whose steps are bodies of a loop."""
 
-    def __init__(self, config: Config, model: PreTrainedModel, first_step: int) -> None:
+    def __init__(self, config: Config, model: PreTrainedModel, token_ids: TokenIds, first_step: int) -> None:
         self.config = config
         """The run's configuration."""
         self.lr = config.trainer.lr
         """Learning rate that the run has by now, for a loop whose optimizer follows `asyncrl set trainer.lr=...`."""
         self.num_computed = None
         """A program's own step may take as long as it likes."""
+        self.token_ids = token_ids
+        """Ids that the run's rollouts sample; `TokenIds.without_probability` has those to leave out of a softmax."""
         self._model = model
         self._step = first_step
         self._trained_part = TrainedPart(config)
@@ -213,11 +219,6 @@ class BatchStream:
         rewards = [info.outcome.reward for info in step.infos]
         return {"num_tokens": float(num_tokens), "reward": sum(rewards) / len(rewards)} | batch.metrics
 
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the model's token embedding."""
-        return int(self._model.get_input_embeddings().weight.shape[0])
-
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The model's tensors, by their names in a checkpoint."""
         return checkpoint_tensors(self._model)
@@ -226,7 +227,7 @@ class BatchStream:
         """Copy of the model. The state of your optimizer is not in it."""
         weights = renamed(self._model, saved_tensors(self._model))
         return Snapshot(
-            configs=[self._model.config],
+            configs=[self._model.config, *filter(None, [getattr(self._model, "generation_config", None)])],
             weights={name: host_copy(weight) for name, weight in weights.items()},
             weight_parts=dict.fromkeys(weights, 0),
             tensors={},
@@ -238,6 +239,10 @@ class BatchStream:
         if not self._is_abandoned:
             self._batches.put_nowait(batch)
             await batch.is_done.wait()
+
+
+def _token_ids(path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TokenIds:
+    return find_token_ids(model, tokenizer, ImageProcessor.load(path) if path.is_dir() else None)
 
 
 def _restore(model: PreTrainedModel, dtype: str, checkpoints: Path) -> tuple[Start, list[TensorSpec]]:

@@ -223,8 +223,9 @@ def readers(model: Path, data: Data) -> tuple[CountTokens, FindSpelled]:
     require_train()
     from asyncrl.config.model.weights import CONFIG
     from asyncrl.rollout.engines.special_tokens import SpelledTokens
-    from asyncrl.rollout.engines.text import encode, load_tokenizer
+    from asyncrl.rollout.engines.text import encode
     from asyncrl.vision.processor import ImageProcessor
+    from asyncrl.weights.contents.token_ids import load_tokenizer
 
     check_template(read_template(model), data.chat_template_kwargs, has_chats=False)
     try_template(model, data.chat_template_kwargs)

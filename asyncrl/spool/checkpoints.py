@@ -254,7 +254,7 @@ class FileServer:
             with needed(self._known_file), replacing(self._known_file, durable=False) as unfinished:
                 unfinished.write_bytes(msgspec.json.encode(self._known))
         self._paths.update({digest.sha256: path for path, digest in found.items()})
-        return [FileDigest(path.name, digest.size, digest.sha256) for path, digest in found.items()]
+        return [FileDigest(str(path.relative_to(folder)), digest.size, digest.sha256) for path, digest in found.items()]
 
     def _newest_checkpoint(self) -> Iterable[FileDigest]:
         """Files of the newest complete checkpoint, by their path in the folder of checkpoints; none without one."""

@@ -37,9 +37,10 @@ from asyncrl.messages.codec import Message
 from asyncrl.messages.session import Beat, Drain, Draining, Ready, Reject, Stop, StoreValue, Wake
 from asyncrl.messages.spool import Spools
 from asyncrl.messages.supervisor import Evaluated, Stacks, StacksWanted
+from asyncrl.messages.token_ids import token_ids_of
 from asyncrl.messages.trainer import Batch, Commit, DamagedCheckpoint, Evaluating, Resumed, Shortened, Stepped, Work
 from asyncrl.messages.weights import Abort, Published, Transfer, Upload
-from asyncrl.messages.words import TRAINER_ACTIVITIES, Activity, vocab_size_of
+from asyncrl.messages.words import TRAINER_ACTIVITIES, Activity
 from asyncrl.records.metrics import Sample
 from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
 from asyncrl.trainer.checkpoints.writer import CheckpointWriter
@@ -146,7 +147,7 @@ class TrainerActor:
         self._others = others
         self._device = device
         self._on_drain = on_drain
-        self._vocab_size = vocab_size_of(learner)
+        self._token_ids = token_ids_of(learner)
         self._clock = clock
         self._progress = TrainerProgress()
         pictures = images or ImageCache()
@@ -156,7 +157,7 @@ class TrainerActor:
             PayloadClient(connection.spools),
             pictures,
             learner=learner,
-            vocab_size=self._vocab_size,
+            token_ids=self._token_ids,
             config=config,
             others=others,
             occupancy=self._occupancy,
@@ -301,7 +302,7 @@ class TrainerActor:
 
     async def _train(self) -> None:
         start = self._start
-        await self._link.send(Ready(self._layout_hash, vocab_size=self._vocab_size))
+        await self._link.send(Ready.of(self._token_ids, self._layout_hash))
         if start.checkpoint or start.damaged:
             await self._link.send(Resumed(start.step, start.checkpoint, start.damaged))
         await self._publications.publish(next_step=start.step)

@@ -215,8 +215,7 @@ class Learner:
         """Learning rate after the warm-up. It may be set between two steps, on all ranks."""
         self._models = Models(config, self._recipe, model_path, reference_path or model_path, self._ranks)
         self.policy = self._models.policy
-        self.vocab_size = self.policy.vocab_size
-        """See `Policy.vocab_size`: every token id is below it."""
+        self.token_ids = self.policy.token_ids
         self.route_shape = self.policy.route_shape
         """Shape of the routes that trajectories must have; None without ``rollout.replay_routes``."""
         self._anchor: Anchor | None = None

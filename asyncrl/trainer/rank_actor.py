@@ -27,9 +27,10 @@ from asyncrl.failpoints import failpoint
 from asyncrl.files.checkpoints import FileEntry
 from asyncrl.messages.session import Beat, Stop
 from asyncrl.messages.spool import Spools
+from asyncrl.messages.token_ids import token_ids_of
 from asyncrl.messages.trainer import Batch, Checked, PartWritten, Work
 from asyncrl.messages.trajectory import RouteShape
-from asyncrl.messages.words import Activity, vocab_size_of
+from asyncrl.messages.words import Activity
 from asyncrl.records.metrics import Sample
 from asyncrl.trainer.checkpoints.checkpoint import take, write_part
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
@@ -72,7 +73,7 @@ class RankActor:
         self._learner = learner
         self._rank = rank
         self._config = config
-        self._vocab_size = vocab_size_of(learner)
+        self._token_ids = token_ids_of(learner)
         self._routes: RouteShape | None = getattr(learner, "route_shape", None)
         self._link = link
         self._spools = spools
@@ -143,7 +144,7 @@ class RankActor:
                 images=self._images,
                 rank=self._rank,
                 config=self._config,
-                limits=limits_of(self._config, self._vocab_size, batch.step, self._routes),
+                limits=limits_of(self._config, self._token_ids, batch.step, self._routes),
             )
         except OF_OTHERS:
             raise

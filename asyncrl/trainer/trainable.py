@@ -16,7 +16,7 @@ class Trainable(Protocol):
     """
     A policy that is trained step by step. `asyncrl.trainer.learner.Learner` is one.
 
-    A policy may have an attribute ``vocab_size``, the rows of its token embedding: token ids are then compared with it.
+    A policy may have an attribute ``token_ids``, a `TokenIds`: those of trajectories and rollouts are compared with it.
     It may have a ``route_shape``, a `RouteShape`, with which recorded experts are compared.
 
     The methods are called one at a time, on the actor's compute thread.

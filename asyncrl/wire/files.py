@@ -140,6 +140,7 @@ def _linked(targets: Mapping[str, Path], folders: Path) -> Path:
     folder = folders / hashlib.sha256(names.encode()).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
     for name, target in targets.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         with suppress(FileExistsError):
             (folder / name).symlink_to(target.resolve())
     return folder

@@ -12,6 +12,7 @@ from asyncrl.config.config import from_json
 from asyncrl.errors import LinkReset
 from asyncrl.messages.session import Bye, Hello, Ready, Reject, Welcome
 from asyncrl.messages.spool import SpoolAddress, Spools, SpoolSet
+from asyncrl.messages.token_ids import UNKNOWN, TokenIds
 from asyncrl.messages.wire import PROTOCOL
 from asyncrl.messages.words import Role
 from asyncrl.wire.curve import RefusedKey
@@ -190,6 +191,32 @@ def test_a_node_with_another_model_is_refused_with_both_layouts(tmp_path: Path) 
 
     (lost,) = run(tmp_path, script).events("node.lost")
     assert lost["node"] == "a"
+
+
+def test_a_node_with_other_token_ids_is_refused_with_both_counts(tmp_path: Path) -> None:
+    trainers = TokenIds(40)
+    others = {"more": TokenIds(41), "a hole": TokenIds(40, (7,)), "an end": TokenIds(40, ends=(1,))}
+
+    async def script(house: House) -> None:
+        trainer = await house.welcomed("trainer", "t")
+        await trainer.send(Ready.of(trainers, "1" * 64))
+        for name, ids in others.items():
+            rollout = await house.welcomed("rollout", name.replace(" ", "-"))
+            await rollout.send(Ready.of(ids, "1" * 64))
+            reject = await rollout.receive()
+            assert isinstance(reject, Reject)
+            assert reject.reason == (
+                f"{name.replace(' ', '-')} has another model than t: the token ids that can be sampled, "
+                f"{ids.num_sampled} ({ids.digest[:12]}) and 40 ({trainers.digest[:12]}), differ; give both the same "
+                f"model.path, and one version of transformers"
+            )
+        for name, ids in {"same": trainers, "cannot-tell": UNKNOWN}.items():
+            rollout = await house.welcomed("rollout", name)
+            await rollout.send(Ready.of(ids, "1" * 64))
+        await house.happened("node.ready", 3)
+
+    house = run(tmp_path, script)
+    assert len(house.events("node.lost")) == len(others)
 
 
 def test_the_trainer_decides_the_model_also_if_a_rollout_came_before_it(tmp_path: Path) -> None:

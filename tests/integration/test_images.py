@@ -24,6 +24,7 @@ from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.messages.codec import Message
 from asyncrl.messages.session import Ready, Stop
 from asyncrl.messages.spool import Fetch, SpoolAddress
+from asyncrl.messages.token_ids import UNKNOWN
 from asyncrl.messages.trainer import Batch, Commit, Stepped, Take
 from asyncrl.messages.weights import Published, Publishing, Transfer, Transferred
 from asyncrl.messages.words import Role
@@ -116,7 +117,7 @@ class FakeTrainer:
 
     async def _train(self, connection: Connection, batch: Batch) -> None:
         fakes: Any = self, PayloadClient(connection.spools)
-        limits = limits_of(self._config, 0, batch.step)
+        limits = limits_of(self._config, UNKNOWN, batch.step)
         fetched = await fetch_step(batch, *fakes, images=self.images, rank=0, config=self._config, limits=limits)
         assert fetched.refused == []
         self.steps.append(fetched.step)

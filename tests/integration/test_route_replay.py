@@ -25,6 +25,7 @@ from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.rollout import Lease
 from asyncrl.messages.sound import problem_of
 from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.token_ids import TokenIds
 from asyncrl.messages.trainer import ScoredTrajectory
 from asyncrl.messages.trajectory import Prompt, Sampling, Trajectory, Unit
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
@@ -100,11 +101,10 @@ def sample(engine: TransformersEngine, num: int = 8, sampling: Sampling = SAMPLE
 def through_the_wire(completion: Completion, index: int, config: Config, learner: Learner) -> TrainingTrajectory:
     unit = Unit(0, index)
     lease = Lease(1, 0, [index], "train", Prompt(), SAMPLED, 0, 8, 60.0)
-    item = to_put_item(
-        lease, unit, SampledTrajectory(prompt_ids=PROMPT_IDS, completion=completion, text=""), node="r", vocab_size=22
-    )
+    sampled = SampledTrajectory(prompt_ids=PROMPT_IDS, completion=completion, text="")
+    item = to_put_item(lease, unit, sampled, node="r", token_ids=TokenIds(22))
     trajectory = msgspec.msgpack.decode(item.payload, type=Trajectory)
-    limits = limits_of(config, 22, 3, learner.route_shape)
+    limits = limits_of(config, TokenIds(22), 3, learner.route_shape)
     assert problem_of(trajectory, unit, item.summary, limits) == ""
     scored = ScoredTrajectory(unit, SpoolRef("s", 0, 0, 0, 0), float(index % 2), {}, item.summary)
     return training_trajectory(trajectory, scored, limits)
@@ -241,7 +241,7 @@ def test_experts_of_another_model_are_refused_by_name(path: Path) -> None:
             text="",
             routing=wrong,
         )
-        problem = problem_of(trajectory, Unit(0, 0), None, limits_of(config, 22, 3, learner.route_shape))
+        problem = problem_of(trajectory, Unit(0, 0), None, limits_of(config, TokenIds(22), 3, learner.route_shape))
         assert problem.startswith("impossible experts: ")
         assert message in problem
 

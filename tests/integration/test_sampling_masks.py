@@ -18,6 +18,7 @@ from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.messages.rollout import Lease
 from asyncrl.messages.sound import problem_of
 from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.token_ids import TokenIds
 from asyncrl.messages.trainer import ScoredTrajectory
 from asyncrl.messages.trajectory import Prompt, Trajectory, Unit
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
@@ -72,12 +73,12 @@ def through_the_wire(completion: Completion, index: int, config: Config) -> Trai
     )
     unit = Unit(0, index)
     item = to_put_item(
-        lease, unit, SampledTrajectory(prompt_ids=PROMPT_IDS, completion=completion), node="r", vocab_size=22
+        lease, unit, SampledTrajectory(prompt_ids=PROMPT_IDS, completion=completion), node="r", token_ids=TokenIds(22)
     )
     trajectory = msgspec.msgpack.decode(item.payload, type=Trajectory)
-    limits = trainer_limits_of(config, 22, step=3)
+    limits = trainer_limits_of(config, TokenIds(22), step=3)
     assert problem_of(trajectory, unit, item.summary, limits) == ""
-    assert limits_of(lease, index, 22).replay_mask == limits.replay_mask
+    assert limits_of(lease, index, TokenIds(22)).replay_mask == limits.replay_mask
     scored = ScoredTrajectory(unit, SpoolRef("s", 0, 0, 0, 0), float(index % 2), {}, item.summary)
     return training_trajectory(trajectory, scored, limits)
 

@@ -25,6 +25,7 @@ from asyncrl.messages.trajectory import (
 from asyncrl.messages.words import FinishReason
 
 VOCAB_SIZE, MAX_TOKENS, MAX_PROMPT_TOKENS, NEWEST_VERSION = 1000, 400, 60, 9
+NEVER = (6, 500)
 ROUTES = RouteShape(layers=3, top_k=2, num_experts=5)
 LIMITS = TrajectoryLimits(
     VOCAB_SIZE,
@@ -35,6 +36,7 @@ LIMITS = TrajectoryLimits(
     replay_routes=True,
     routes=ROUTES,
     max_turns=0,
+    never=NEVER,
 )
 
 Stored = tuple[Trajectory, TrajectorySummary]
@@ -87,7 +89,8 @@ def _masks(ids: list[int], dice: Random) -> dict[str, Any]:
 
 def _ids(num: int, dice: Random) -> list[int]:
     """Drawn together: one by one they would take most of the time of these tests."""
-    return [value % VOCAB_SIZE for value in array.array("H", dice.randbytes(2 * num))]
+    ids = (value % VOCAB_SIZE for value in array.array("H", dice.randbytes(2 * num)))
+    return [value + (value in NEVER) for value in ids]
 
 
 def through_the_wire(trajectory: Trajectory) -> Trajectory:
@@ -241,6 +244,10 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
     "completion id": (
         check.BAD_ID,
         _field("completion_ids", lambda t, dice: with_value(t.completion_ids, "i", dice.choice(BAD_IDS), dice)),
+    ),
+    "completion id without a probability": (
+        check.NEVER_SAMPLED,
+        _field("completion_ids", lambda t, dice: with_value(t.completion_ids, "i", dice.choice(NEVER), dice)),
     ),
     "prompt id": (
         check.BAD_ID,

@@ -61,6 +61,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
             return st.sampled_from(arguments)
         case origin if origin is list:
             return st.lists(values(arguments[0]), max_size=3)
+        case origin if origin is tuple:
+            return st.lists(values(arguments[0]), max_size=3).map(tuple)
         case origin if origin is dict:
             return st.dictionaries(values(arguments[0]), values(arguments[1]), max_size=3)
         case origin if origin in (Union, UnionType):

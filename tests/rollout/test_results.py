@@ -10,6 +10,7 @@ from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import EngineError
 from asyncrl.messages.rollout import Lease
 from asyncrl.messages.spool import PutItem
+from asyncrl.messages.token_ids import TokenIds
 from asyncrl.messages.trajectory import Image, Prompt, Sampling, Span, Trajectory, Unit
 from asyncrl.rollout import results as module
 from asyncrl.rollout.results import RESEND_S, UnsettledResults, limits_of, to_put_item, to_sampled
@@ -39,9 +40,9 @@ def completion(**changes: object) -> Completion:
     return msgspec.structs.replace(whole, **changes)
 
 
-def put(lease: Lease, unit: Unit, prompt_ids: list[int], completion: Completion, text: str = "", vocab_size: int = 0):
+def put(lease: Lease, unit: Unit, prompt_ids: list[int], completion: Completion, text: str = ""):
     sampled = SampledTrajectory(prompt_ids=prompt_ids, completion=completion, text=text)
-    return to_put_item(lease, unit, sampled, node="r-0", vocab_size=vocab_size)
+    return to_put_item(lease, unit, sampled, node="r-0")
 
 
 def item(index: int = 1) -> PutItem:
@@ -97,7 +98,7 @@ def test_damaged_completions_are_refused_and_another_node_may_try(changes):
             UNIT,
             SampledTrajectory(prompt_ids=[7], completion=completion(**changes), text=""),
             node="r-0",
-            vocab_size=100,
+            token_ids=TokenIds(100),
         )
     assert refused.value.retryable
 
@@ -113,7 +114,7 @@ def test_sampling_masks_reach_the_payload_and_the_completion_to_resume():
     stored = msgspec.msgpack.decode(payload, type=Trajectory)
     assert array.array("i", bytes(stored.mask_counts)).tolist() == [2, 1, 3]
     assert array.array("i", bytes(stored.mask_ids)).tolist() == [4, 8, 5, 2, 6, 7]
-    assert to_sampled(stored, UNIT, limits_of(MASKING, 1, 100)).completion == completion(**MASKED)
+    assert to_sampled(stored, UNIT, limits_of(MASKING, 1, TokenIds(100))).completion == completion(**MASKED)
 
 
 def test_an_engine_that_records_no_masks_is_noticed_before_its_completion_leaves_the_node():
@@ -149,7 +150,7 @@ def test_more_tokens_than_the_lease_allows_are_refused():
 
 
 def test_a_stored_part_is_resumed_from_if_it_is_sound_and_of_the_same_unit():
-    limits = limits_of(LEASE, 1, 100)
+    limits = limits_of(LEASE, 1, TokenIds(100))
     stored = msgspec.msgpack.decode(item().payload, type=Trajectory)
     assert to_sampled(stored, UNIT, limits).completion == completion()
     with pytest.raises(EngineError, match="payload of another unit: train 3/1, expected train 3/0") as refused:
@@ -166,7 +167,7 @@ def test_a_trajectory_has_the_pictures_of_its_prompt_and_the_grids_of_the_engine
     stored_item = put(lease, UNIT, [7, 7], whole)
     stored = msgspec.msgpack.decode(stored_item.payload, type=Trajectory)
     assert (stored.images, stored.grids) == (lease.prompt.images, [(1, 2, 4)])
-    assert to_sampled(stored, UNIT, limits_of(lease, UNIT.index, 100)).completion == whole
+    assert to_sampled(stored, UNIT, limits_of(lease, UNIT.index, TokenIds(100))).completion == whole
     with pytest.raises(EngineError, match="impossible grids of pictures: 0, expected one for each of 1 pictures"):
         put(lease, UNIT, [7, 7], completion())
 

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 import asyncrl
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import LinkReset
+from asyncrl.messages.token_ids import TokenIds
 from asyncrl.messages.trajectory import Span
 from asyncrl.runtime.batches import BatchStream
 from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, local_step
@@ -38,7 +39,7 @@ STEPS = [
 def make_stream(toy: Path, first_step: int = 0, **schedule: Any) -> BatchStream:
     model, config = AutoModelForCausalLM.from_pretrained(toy / "model"), load_config(toy / "toy.toml")
     config = structs.replace(config, schedule=structs.replace(config.schedule, **schedule))
-    return BatchStream(config, model, first_step=first_step)
+    return BatchStream(config, model, TokenIds(22), first_step=first_step)
 
 
 @asynccontextmanager
@@ -117,12 +118,13 @@ def test_the_error_that_ended_the_trainer_is_raised_by_the_loop(toy: Path) -> No
         asyncio.run(main())
 
 
-def test_a_snapshot_holds_the_weights_and_publishes_them_by_name(toy: Path) -> None:
+def test_a_snapshot_holds_the_weights_and_what_ends_completions_and_publishes_them_by_name(toy: Path) -> None:
     async def main() -> BatchStream:
         return make_stream(toy)
 
     stream = asyncio.run(main())
     snapshot, published = stream.snapshot(toy), dict(stream.named_weights())
+    assert {type(config).__name__ for config in snapshot.configs} == {"Qwen3Config", "GenerationConfig"}
     assert published.keys() <= snapshot.weights.keys()
     assert all((snapshot.weights[name] == tensor).all() for name, tensor in published.items())
 

@@ -26,7 +26,7 @@ from asyncrl.data.check import inspect
 from asyncrl.data.prompts import train_stream
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Prompt
-from asyncrl.rollout.engines.text import encode_text, load_tokenizer
+from asyncrl.rollout.engines.text import encode_text
 from asyncrl.rollout.engines.vllm import arguments
 from asyncrl.rollout.engines.vllm.arguments import FIXED, argument_names
 from asyncrl.runtime import check_architecture, checks
@@ -43,6 +43,7 @@ from asyncrl.runtime.checks import (
     token_count,
 )
 from asyncrl.runtime.machine import CheckLine, Devices
+from asyncrl.weights.contents.token_ids import load_tokenizer
 from tests.config.configs import made
 from tests.config.model.directories import Shapes, write_model, write_safetensors
 from tests.served.judge import KEY, Judge

@@ -474,7 +474,7 @@ def test_a_step_of_which_nothing_is_left_counts_and_changes_no_weights(model_pat
 
 def test_a_vocabulary_is_as_large_as_the_embedding(model_path, config):
     learner = Learner(config(), model_path)
-    assert learner.vocab_size == learner.policy.model.config.vocab_size
+    assert learner.token_ids.vocab_size == learner.policy.model.config.vocab_size
 
 
 def test_a_completion_without_tokens_changes_nothing_but_the_counts(model_path, config, make_trajectories):

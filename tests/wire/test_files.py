@@ -14,7 +14,7 @@ from asyncrl.wire import files as module
 from asyncrl.wire.files import cache_folder, fetch_folder
 from asyncrl.wire.memory import MemoryHub
 
-CONTENTS = {"config.json": b"{}", "weights": bytes(range(256)) * 10}
+CONTENTS = {"config.json": b"{}", "weights": bytes(range(256)) * 10, "templates/tools.jinja": b"{{ tools }}"}
 
 
 class Spool:
@@ -61,7 +61,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_file_arrives_under_its_name_and_is_fetched_once(tmp_path: Path) -> None:
     spool = Spool(CONTENTS)
     copy = fetched(spool, tmp_path)
-    assert {path.name: path.read_bytes() for path in copy.iterdir()} == CONTENTS
+    files = (path for path in copy.rglob("*") if path.is_file())
+    assert {str(path.relative_to(copy)): path.read_bytes() for path in files} == CONTENTS
     spool.asked.clear()
     with capture_logs() as logs:
         assert fetched(spool, tmp_path) == copy

@@ -42,8 +42,8 @@ class Node(Struct, eq=False, gc=False):
     received_version: int = -1
     """Newest version it received, swapped in or still staged."""
     is_ready: bool = False
-    layout_hash: str = ""
-    """Digest of the node's weight layout; empty before it is ready, or if it has none."""
+    model: Ready = Ready()
+    """Description of its model, from when it was ready."""
     ranks: int = 1
     """Number of the node's processes in a weight transfer."""
     weights: WeightsVia = "collective"
@@ -142,7 +142,7 @@ class NodeBook:
     def ready(self, node: Node, message: Ready) -> None:
         """A node has loaded its model."""
         node.is_ready, node.ranks, node.weights = True, message.ranks, message.weights
-        node.layout_hash = message.layout_hash
+        node.model = message
         if node.role == "rollout" and node.weights == "spool":
             self._fetchers[node.peer] = node
 

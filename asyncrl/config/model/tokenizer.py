@@ -74,10 +74,6 @@ END_FILES = ("generation_config.json", "config.json")
 """Files that name tokens which end a completion."""
 
 
-class _Token(Struct):
-    id: int
-
-
 class _Vocabulary(Struct):
     vocab: dict[str, int] | list[Any] = {}
 
@@ -92,14 +88,14 @@ class _Ends(_TextEnds):
 
 class _Fast(Struct):
     model: _Vocabulary
-    added_tokens: list[_Token] = []
 
 
 def check_tokenizer(model: Path, setting: str, vocab_size: int | None = None) -> None:
     """
-    Raise `ConfigError` if the directory has no tokenizer, or names token ids that the model does not have.
+    Raise `ConfigError` if the directory has no tokenizer, that of another model, or end tokens that the model lacks.
 
-    These are ids of the tokenizer, and end tokens in config.json and generation_config.json; a negative one is none.
+    These are in config.json and generation_config.json; a negative one is none. Which ids a tokenizer has is known once
+    it is loaded: see `asyncrl.weights.contents.token_ids`.
 
     Args:
         setting: Key of the path, for messages.
@@ -121,24 +117,15 @@ def check_tokenizer(model: Path, setting: str, vocab_size: int | None = None) ->
                 f"repair eos_token_id"
             )
     if highest >= vocab_size:
-        raise ConfigError(
-            f"{setting}={model}: the tokenizer has token ids up to {highest}, but the model knows 0 to "
-            f"{vocab_size - 1}; use the model's own tokenizer"
-        )
+        raise ConfigError(foreign_tokenizer(f"{setting}={model}", highest, vocab_size))
 
 
-def num_token_ids(model: Path, num_rows: int) -> int:
-    """
-    Number of token ids of a model directory that can be written: those beyond the tokenizer's last one mean no text.
-
-    Many models have more rows than their tokenizer has tokens, to fill up blocks. Without a tokenizer.json all count.
-
-    Args:
-        num_rows: Rows of the token embedding.
-    """
-    highest = _highest_id(model / FAST)
-    ends = [token_id for name in END_FILES for token_id in _end_ids(model / name)]
-    return min(num_rows, max(highest, *ends, -1) + 1) if highest >= 0 else num_rows
+def foreign_tokenizer(source: str, highest: int, vocab_size: int) -> str:
+    """Refusal of a tokenizer whose vocabulary, without added tokens, ends with an id that the model does not have."""
+    return (
+        f"{source}: the tokenizer has token ids up to {highest}, but the model knows 0 to {vocab_size - 1}; use the "
+        f"model's own tokenizer"
+    )
 
 
 def _end_ids(path: Path) -> list[int]:
@@ -152,13 +139,13 @@ def _end_ids(path: Path) -> list[int]:
 
 
 def _highest_id(path: Path) -> int:
-    """Highest token id in a tokenizer.json; -1 if there is none, or no such file."""
+    """Highest id of the vocabulary in a tokenizer.json, added tokens left out; -1 if there is none, or no such file."""
     if not path.is_file():
         return -1
     found = read_json(path, _Fast, MAX_VOCABULARY, REMEDY)
     vocab = found.model.vocab
     ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))  # a list has the token of id i at place i
-    return max(max(ids, default=-1), max((token.id for token in found.added_tokens), default=-1))
+    return max(ids, default=-1)
 
 
 # ── experts ───────────────────────────────────────────────────────────────────────────────────
@@ -185,18 +172,18 @@ def num_experts(model: Path) -> int:
 # The values of the weights are not read: they are gigabytes, and rollouts receive those of the trainer.
 
 SUFFIXES = {".json", ".safetensors", ".model", ".txt", ".jinja"}
-"""Kinds of files that a model and its tokenizer are made of."""
+"""Kinds of files that a model is made of, beside its prompt files."""
 
 
 def describe(model: Path) -> list[FileDigest]:
     """
-    Files of a model directory, by name; none if there is no such directory.
+    Files of a model directory, by their paths in it; none if there is no such directory.
 
     Raises:
         ConfigError: One of them cannot be read.
     """
-    files = sorted(path for path in model.glob("*") if path.suffix in SUFFIXES and path.is_file())
-    return [_digest(path) for path in files]
+    files = {path for path in model.glob("*") if path.suffix in SUFFIXES and path.is_file()}
+    return [_digest(path, str(path.relative_to(model))) for path in sorted(files.union(prompt_files(model)))]
 
 
 def difference(model: Path, expected: Sequence[FileDigest]) -> str:
@@ -213,15 +200,16 @@ def difference(model: Path, expected: Sequence[FileDigest]) -> str:
             return (
                 f"the {part} of {file.name} has the digest {own.sha256.hex()[:12]}, expected {file.sha256.hex()[:12]}"
             )
-    extra = next((name for name in found if name.endswith(".safetensors")), "")
+    read = {str(path.relative_to(model)) for path in prompt_files(model)}
+    extra = next((name for name in found if name in read or name.endswith(".safetensors")), "")
     return f"{extra} is too many" if extra else ""
 
 
-def _digest(path: Path) -> FileDigest:
+def _digest(path: Path, name: str) -> FileDigest:
     with opened(path) as file:
         if path.suffix == ".safetensors":  # its header: names, types and shapes of the tensors
             length = file.read(8)
             digest = hashlib.sha256(length + file.read(min(int.from_bytes(length, "little"), MAX_HEADER)))
         else:
             digest = hashlib.file_digest(file, "sha256")
-        return FileDigest(path.name, os.fstat(file.fileno()).st_size, digest.digest())
+        return FileDigest(name, os.fstat(file.fileno()).st_size, digest.digest())

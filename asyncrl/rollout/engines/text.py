@@ -1,18 +1,14 @@
 """Tokenizer functions shared by the engines."""
 
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from asyncrl.config.model.directory import require_directory
-from asyncrl.config.model.tokenizer import check_tokenizer
-from asyncrl.errors import ConfigError, DataError, EngineError
+from asyncrl.errors import DataError, EngineError
 from asyncrl.messages.trajectory import Prompt
-from asyncrl.plug_in import describe
 from asyncrl.rollout.engines.special_tokens import SpelledTokens
 from asyncrl.vision.picture import check_marks, expand, marked_chat, marked_text
 from asyncrl.vision.processor import ImageProcessor
@@ -20,19 +16,6 @@ from asyncrl.vision.processor import ImageProcessor
 TemplateKwargs = Mapping[str, str | int | float | bool]
 """``data.chat_template_kwargs``."""
 NO_KWARGS: TemplateKwargs = MappingProxyType({})
-
-
-def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model directory. Raises `ConfigError` if it has none: transformers makes an empty one."""
-    if not (model := Path(model_path)).is_dir():
-        require_directory(model_path, "model.path")
-    check_tokenizer(model, "model.path")
-    try:
-        return AutoTokenizer.from_pretrained(model_path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # a damaged file may raise anything
-        raise ConfigError(
-            f"model.path={model_path}: its tokenizer cannot be loaded: {describe(error, __file__)}"
-        ) from error
 
 
 def encode_text(
@@ -100,37 +83,6 @@ def stop_window(stop: list[str]) -> int:
     """Number of last tokens to search for a stop string that ends at the newest token."""
     # A character has at most 4 bytes and a token at least one; 8 more tokens may decode to nothing.
     return 4 * max(map(len, stop)) + 8
-
-
-def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """
-    End-of-sequence tokens named by the generation config, the model config or the tokenizer; a negative id names none.
-
-    Raises:
-        ConfigError: One is beyond the model's vocabulary.
-    """
-    sources = {
-        "generation_config.json": model.generation_config.eos_token_id,
-        "config.json": model.config.get_text_config().eos_token_id,
-        "the tokenizer": tokenizer.eos_token_id,
-    }
-    num_rows = int(model.get_input_embeddings().weight.shape[0])
-    found: set[int] = set()
-    for source, ids in sources.items():
-        named = {token_id for token_id in ([ids] if isinstance(ids, int) else ids or []) if token_id >= 0}
-        if beyond := sorted(token_id for token_id in named if token_id >= num_rows):
-            raise ConfigError(
-                f"model.path={model.config.name_or_path}: {source} names the end token {beyond[0]}, but the model has "
-                f"{num_rows} tokens, 0 to {num_rows - 1}; repair eos_token_id"
-            )
-        found |= named
-    return sorted(found)
-
-
-def num_token_ids(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int], num_rows: int) -> int:
-    """See `asyncrl.config.model.tokenizer.num_token_ids`, of a loaded tokenizer and the ids of `eos_ids`."""
-    highest: int = max(*tokenizer.get_vocab().values(), *eos_ids, -1)
-    return min(num_rows, highest + 1)
 
 
 # ── prompts ───────────────────────────────────────────────────────────────────────────────────

@@ -35,8 +35,6 @@ class TokenizedEngine:
         self._template_kwargs = chat_template_kwargs
         self._spelled = SpelledTokens(tokenizer, are_text=split_special_tokens)
         self._processor = processor
-        self._picture_ids = processor.vision_token_ids if processor else frozenset[int]()
-        """Tokens that stand for pictures: no completion has them."""
 
     def encode(self, prompt: Prompt) -> list[int]:
         """See `Engine.encode`."""

@@ -12,6 +12,7 @@ from asyncrl.config.config import Config
 from asyncrl.errors import BrokenInvariant, DecodeError, LinkError
 from asyncrl.log import get_logger
 from asyncrl.messages.sound import problem_of, shown_images, summary_problem_of
+from asyncrl.messages.token_ids import TokenIds
 from asyncrl.messages.trainer import Batch, Refusal, ScoredTrajectory, Take
 from asyncrl.messages.trajectory import RouteShape, Trajectory, TrajectoryLimits
 from asyncrl.messages.words import Activity
@@ -51,14 +52,14 @@ class FetchedStep(Struct, frozen=True):
     """Learning rate that the batch names; None takes the one of the configuration."""
 
 
-def limits_of(config: Config, vocab_size: int, step: int, routes: RouteShape | None = None) -> TrajectoryLimits:
+def limits_of(config: Config, token_ids: TokenIds, step: int, routes: RouteShape | None = None) -> TrajectoryLimits:
     """
     Limits of a trajectory in the batch of ``step``: no version after the one that the step trains has written it.
 
     ``routes`` are the experts of the model; None if they are not replayed.
     """
     return TrajectoryLimits(
-        vocab_size=vocab_size,
+        vocab_size=token_ids.vocab_size,
         max_tokens=config.longest_written("train"),
         max_turns=config.max_turns,
         seats=config.environment.seats,
@@ -67,6 +68,7 @@ def limits_of(config: Config, vocab_size: int, step: int, routes: RouteShape | N
         replay_mask=config.sampling.replay_mask,
         replay_routes=config.rollout.replay_routes,
         routes=routes,
+        never=token_ids.never,
     )
 
 
@@ -236,7 +238,7 @@ class Batches:
         images: ImageCache,
         *,
         learner: Trainable,
-        vocab_size: int,
+        token_ids: TokenIds,
         config: Config,
         others: OtherRanks,
         occupancy: Occupancy[Activity],
@@ -245,7 +247,7 @@ class Batches:
         self._payloads = payloads
         self._images = images
         self._learner = learner
-        self._vocab_size = vocab_size
+        self._token_ids = token_ids
         self._routes: RouteShape | None = getattr(learner, "route_shape", None)
         self._config = config
         self._others = others
@@ -307,7 +309,7 @@ class Batches:
                     images=self._images,
                     rank=0,
                     config=self._config,
-                    limits=limits_of(self._config, self._vocab_size, step, self._routes),
+                    limits=limits_of(self._config, self._token_ids, step, self._routes),
                 )
                 found = own.refused + await self._others.refused(step)
         except OF_OTHERS:

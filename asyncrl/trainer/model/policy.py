@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from asyncrl.algo.logprobs import Scores, score_states
-from asyncrl.config.model.tokenizer import num_token_ids
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import RouteShape
@@ -34,6 +33,7 @@ from asyncrl.vision.processor import ImageProcessor
 from asyncrl.weights.contents.architecture import NONE
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import View, checkpoint_specs, checkpoint_views, renamed, saved_tensors
+from asyncrl.weights.contents.token_ids import read_token_ids
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
@@ -83,12 +83,10 @@ class Policy:
         self.model: Any = make_model(path, kind, setting="model.path", overrides=overrides)
         self.processor = ImageProcessor.load(path)
         """Image processor of the model; None if it reads no pictures."""
-        num_rows: int = self.model.get_input_embeddings().weight.shape[0]
-        self.vocab_size = num_token_ids(path, num_rows)
-        """Token ids that the sampler can draw are below it; rows of the embedding beyond it have no text."""
-        pictures = self.processor.vision_token_ids if self.processor else frozenset()
-        never = sorted(pictures.union(range(self.vocab_size, num_rows)))
-        self._banned = torch.tensor(never, device=device) if never else None
+        self.token_ids = read_token_ids(self.model, path, self.processor)
+        """Ids that are scored are those that a sampler of this model can draw."""
+        banned = self.token_ids.without_probability(self.model.get_input_embeddings().weight.shape[0])
+        self._banned = torch.tensor(banned, device=device) if banned else None
         self._views = checkpoint_views(self.model, saved_tensors(self.model))
         self._specs = checkpoint_specs(self.model, dtype)
         if gradient_checkpointing:

@@ -14,7 +14,6 @@ from asyncrl.config.model.tokenizer import (
     difference,
     has_vocabulary,
     num_experts,
-    num_token_ids,
     prompt_files,
 )
 from asyncrl.errors import ConfigError
@@ -77,8 +76,8 @@ def test_a_model_without_a_tokenizer_is_one_sentence(tmp_path: Path) -> None:
 def test_a_tokenizer_of_another_model_is_one_sentence(tmp_path: Path, added: int) -> None:
     write_tokenizer(tmp_path, 40, added)
     assert refusal(tmp_path, 22) == (
-        f"model.path=MODEL: the tokenizer has token ids up to {39 + added}, but the model knows 0 to 21; use the "
-        f"model's own tokenizer"
+        "model.path=MODEL: the tokenizer has token ids up to 39, but the model knows 0 to 21; use the "
+        "model's own tokenizer"
     )
 
 
@@ -98,18 +97,10 @@ def test_an_end_token_that_the_model_does_not_have_is_one_sentence(
         check_tokenizer(tmp_path, "model.path", 64)
 
 
-def test_a_vocabulary_may_be_padded(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path, 40)
-    check_tokenizer(tmp_path, "model.path", 64)
-
-
-def test_the_ids_of_a_model_end_with_its_tokenizer_or_with_an_end_token_beyond_it(tmp_path: Path) -> None:
-    assert num_token_ids(tmp_path, 64) == 64, "without a tokenizer.json nothing is known"
+@pytest.mark.parametrize("num_rows", [40, 64])
+def test_a_vocabulary_may_be_padded_and_tokens_may_be_added_that_the_model_lacks(tmp_path: Path, num_rows: int) -> None:
     write_tokenizer(tmp_path, 40, 3)
-    assert num_token_ids(tmp_path, 64) == 43
-    assert num_token_ids(tmp_path, 32) == 32
-    (tmp_path / "generation_config.json").write_bytes(msgspec.json.encode({"eos_token_id": [3, 50]}))
-    assert num_token_ids(tmp_path, 64) == 51
+    check_tokenizer(tmp_path, "model.path", num_rows)
 
 
 def test_a_vocabulary_may_be_a_list_with_scores(tmp_path: Path) -> None:
@@ -173,6 +164,11 @@ def test_the_values_of_the_weights_are_not_compared(tmp_path: Path) -> None:
     assert difference(tmp_path / "b", expected) == ""
 
 
+def _template(model: Path) -> Path:
+    (model / "additional_chat_templates").mkdir()
+    return model / "additional_chat_templates" / "tools.jinja"
+
+
 def _rename_a_tensor(model: Path) -> None:
     raw = (model / WEIGHTS).read_bytes()
     (model / WEIGHTS).write_bytes(raw.replace(b"embed_tokens", b"embed_tokenz"))
@@ -185,6 +181,9 @@ def _rename_a_tensor(model: Path) -> None:
         (lambda model: (model / "tokenizer.json").write_text("{}"), "tokenizer.json has 2 bytes, expected "),
         (_rename_a_tensor, "the header of model.safetensors has the digest "),
         (lambda model: (model / "other.safetensors").write_bytes(bytes(8)), "other.safetensors is too many"),
+        (lambda model: (model / "added_tokens.json").write_text("{}"), "added_tokens.json is too many"),
+        (lambda model: (model / "more.tiktoken").write_text(""), "more.tiktoken is too many"),
+        (lambda model: _template(model).write_text(""), "additional_chat_templates/tools.jinja is too many"),
     ],
 )
 def test_the_first_difference_is_named(tmp_path: Path, change: Callable[[Path], object], said: str) -> None:
@@ -192,6 +191,10 @@ def test_the_first_difference_is_named(tmp_path: Path, change: Callable[[Path], 
     copy = write_model(tmp_path / "b")
     change(copy)
     assert difference(copy, expected).startswith(said)
+
+
+def test_every_file_of_which_prompts_are_made_is_described(model: Path) -> None:
+    assert {file.name for file in describe(model)} >= set(TAKEN)
 
 
 def test_a_directory_that_does_not_exist_has_no_files(tmp_path: Path) -> None:

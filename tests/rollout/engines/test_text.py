@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from asyncrl.errors import ConfigError, EngineError
+from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import Image, Prompt
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.text import encode
@@ -103,28 +103,6 @@ def test_a_template_gets_its_arguments(tokenizer, monkeypatch):
     assert text.encode_text(tokenizer, chat, {"thinking": True}) == [5, 7]
 
 
-def test_a_saved_tokenizer_is_loaded(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    assert text.encode_text(text.load_tokenizer(str(tmp_path)), Prompt(text="w5 w9")) == [5, 9]
-
-
-def test_a_directory_without_a_tokenizer_is_a_mistake(tmp_path):
-    with pytest.raises(ConfigError, match=r"model\.path=.* has no tokenizer: expected tokenizer\.json"):
-        text.load_tokenizer(str(tmp_path))
-
-
-def test_a_damaged_tokenizer_is_one_sentence(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "unknown"}}')
-    with pytest.raises(ConfigError, match=r"^model\.path=.*: its tokenizer cannot be loaded: "):
-        text.load_tokenizer(str(tmp_path))
-
-
-def test_a_name_on_the_hub_is_told_how_to_download_it():
-    with pytest.raises(ConfigError, match=r"hf download Qwen/Qwen3-0\.6B"):
-        text.load_tokenizer("Qwen/Qwen3-0.6B")
-
-
 def test_decoding_leaves_special_tokens_out(tokenizer):
     assert text.decode(tokenizer, [5, 9, 0]) == "w5 w9"
 
@@ -147,28 +125,6 @@ def test_a_chat_needs_a_template(tokenizer, monkeypatch):
 
     with pytest.raises(EngineError, match="no chat template"):
         text.encode_text(tokenizer, Prompt(chat=[{"role": "user", "content": "w5"}]))
-
-
-def test_every_source_of_end_tokens_counts(make_model, tokenizer):
-    model = make_model()
-    model.generation_config.eos_token_id = [7, 9]
-    model.config.eos_token_id = None
-
-    assert text.eos_ids(model, tokenizer) == [0, 7, 9]
-
-
-def test_a_negative_end_token_is_none_and_one_beyond_the_vocabulary_is_refused(make_model, tokenizer):
-    model = make_model()
-    model.generation_config.eos_token_id = -1
-    model.config.eos_token_id = [-1, 7]
-    assert text.eos_ids(model, tokenizer) == [0, 7]
-
-    rows = model.get_input_embeddings().weight.shape[0]
-    model.generation_config.eos_token_id = [7, rows]
-    with pytest.raises(
-        ConfigError, match=rf"generation_config.json names the end token {rows}, but .* 0 to {rows - 1}"
-    ):
-        text.eos_ids(model, tokenizer)
 
 
 def test_the_template_shows_the_tools_of_the_prompt(tokenizer, monkeypatch):

@@ -15,6 +15,7 @@ from asyncrl.config.sections.trainer import Trainer
 from asyncrl.errors import BrokenInvariant, DecodeError
 from asyncrl.messages.codec import Message
 from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.token_ids import TokenIds
 from asyncrl.messages.trainer import Batch, Refusal, ScoredTrajectory, Take
 from asyncrl.messages.trajectory import Image, Span, Trajectory, TrajectoryLimits, TrajectorySummary, Turn, Unit
 from asyncrl.messages.words import Activity
@@ -40,7 +41,7 @@ class Everything:
             both,
             both,
             learner=both,
-            vocab_size=8,
+            token_ids=TokenIds(8),
             config=config,
             others=both,
             occupancy=Occupancy[Activity](("fetching",)),
@@ -397,7 +398,8 @@ def test_a_trajectory_that_was_refused_before_is_refused_again_and_not_fetched()
 
 def test_the_newest_version_that_may_have_written_a_token_is_the_one_that_the_step_trains() -> None:
     config = decode({"model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"steps_per_publish": 2}})
-    assert limits_of(config, 100, 5) == TrajectoryLimits(100, 128, 512, 2, max_turns=0, seats=1)
+    limits = limits_of(config, TokenIds(100, (3, 7)), 5)
+    assert limits == TrajectoryLimits(100, 128, 512, 2, max_turns=0, seats=1, never=(3, 7))
 
 
 def test_a_summary_that_no_trajectory_can_have_costs_its_group_before_anything_is_computed_from_it() -> None:

@@ -85,7 +85,7 @@ def test_an_unknown_target_is_refused_with_the_existing_ones(model_path):
 
 
 def test_a_model_without_linear_layers_is_refused(save_model):
-    path = save_model(kind=(GPT2Config, GPT2LMHeadModel))
+    path = save_model(kind=(GPT2Config, GPT2LMHeadModel), eos_token_id=1, bos_token_id=0)
     with pytest.raises(ConfigError, match=r"GPT2LMHeadModel has no layer of type torch\.nn\.Linear"):
         Policy(path, lora=LORA)
 

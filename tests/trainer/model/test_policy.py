@@ -1,4 +1,3 @@
-import json
 import shutil
 from dataclasses import replace
 
@@ -6,7 +5,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, PreTrainedTokenizerFast
 
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.model.policy import Policy
@@ -91,11 +92,12 @@ def test_ids_beyond_the_tokenizer_have_no_probability(model_path, make_trajector
     trajectories = [replace(one, completion_ids=one.completion_ids % known) for one in make_trajectories()]
     shutil.copytree(model_path, tmp_path, dirs_exist_ok=True)
     vocabulary = {f"w{index}": index for index in range(known)}
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"type": "WordLevel", "vocab": vocabulary}}))
+    words = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1").save_pretrained(tmp_path)
     policy = Policy(tmp_path)
     scores = policy.score(batch_of(trajectories), temperature=0.7, entropy=True)
 
-    assert policy.vocab_size == known
+    assert policy.token_ids.vocab_size == known
     model = AutoModelForCausalLM.from_pretrained(model_path)
     whole = [torch.from_numpy(np.concatenate((s.prompt_ids, s.completion_ids)))[None] for s in trajectories]
     logits = [

@@ -51,6 +51,7 @@ from asyncrl.rollout.engines.transformers.slots import SlotJob, SlotTable
 from asyncrl.vision.processor import ENCODED, ImageProcessor
 from asyncrl.weights.contents.architecture import NONE, on_meta, read_config, require_held
 from asyncrl.weights.contents.layout import TensorSpec
+from asyncrl.weights.contents.token_ids import find_token_ids, load_tokenizer
 from asyncrl.weights.groups.device import current, device_name, device_thread, torch_device
 from asyncrl.weights.offload import Offloader
 
@@ -175,21 +176,20 @@ class TransformersEngine(TokenizedEngine):
         self._slots = slots
         self._max_tokens = max_tokens_per_slot
         num_rows: int = model.get_input_embeddings().weight.shape[0]
-        eos_ids = text.eos_ids(model, tokenizer)
-        self.vocab_size = text.num_token_ids(tokenizer, eos_ids, num_rows)
+        self.token_ids = find_token_ids(model, tokenizer, processor)
         self.device: torch.device = model.device
         """Device of the weights."""
         with current(self.device):
             self._table = SlotTable(
                 _forward(model, slots, max_tokens_per_slot, self._tower),
                 slots=slots,
-                eos_ids=eos_ids,
+                eos_ids=self.token_ids.ends,
                 vocab_size=num_rows,
                 stops_here=self._stops_here,
                 policy_version=policy_version,
                 prefill_tokens=prefill_tokens,
                 device=self.device,
-                never=self._picture_ids.union(range(self.vocab_size, num_rows)),
+                never=self.token_ids.without_probability(num_rows),
             )
         self._thread = device_thread(self.device, "asyncrl-engine")
         self._waiting: deque[SlotJob] = deque()
@@ -226,7 +226,7 @@ class TransformersEngine(TokenizedEngine):
         """
         check_model(model_path, overrides)
         own = torch_device(device)
-        tokenizer = text.load_tokenizer(model_path)
+        tokenizer = load_tokenizer(model_path)
         processor = ImageProcessor.load(Path(model_path))
         family = AutoModelForImageTextToText if processor else AutoModelForCausalLM
         source = f"model.path={model_path}"
@@ -267,7 +267,7 @@ class TransformersEngine(TokenizedEngine):
         """
         if self._is_closed:
             raise EngineError("the engine was closed")
-        check(request, positions=self._max_tokens, vocab_size=self.vocab_size)
+        check(request, positions=self._max_tokens, vocab_size=self.token_ids.vocab_size)
         if request.sampling.replay_routes and self._table.cache.routes is None:
             raise EngineError("this engine records no experts: make it with replay_routes", retryable=False)
         job = SlotJob(request, await self._placed(request))

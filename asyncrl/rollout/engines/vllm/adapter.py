@@ -7,8 +7,7 @@ processor has not read yet) and ``output_handler`` (the task between the two, wh
 """
 
 import asyncio
-import math
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,13 +87,11 @@ class Adapter:
         seed: int | None,
         eos_ids: list[int],
         spells_special: bool = False,
-        never: Collection[int] = (),
     ) -> SamplingParams:
         """
         vLLM's parameters for one request, with ``max_tokens`` less the resumed ones.
 
-        With ``spells_special`` stop strings are searched in text with its special tokens. ``never`` are ids that are
-        not sampled: log-probs are those of the rest of the vocabulary.
+        With ``spells_special`` stop strings are searched in text with its special tokens.
 
         Raises `EngineError` if vLLM was not started to record what the request asks for.
         """
@@ -115,7 +112,6 @@ class Adapter:
             ignore_eos=True,
             stop_token_ids=eos_ids,
             stop=sampling.stop or None,
-            logit_bias=dict.fromkeys(never, -math.inf) or None,
             include_stop_str_in_output=True,
             detokenize=bool(sampling.stop),  # Completions are decoded whole, elsewhere.
             skip_special_tokens=not spells_special,
@@ -194,9 +190,14 @@ class Adapter:
 
     # ── workers ─────────────────────────────────────────────────────────────────────────────
 
-    async def check_workers(self) -> None:
-        """Prepare the workers' samplers. Raises `ConfigError` if a worker's log-probs or weights would be wrong."""
-        refusals: list[str] = await self._call("check its workers", self._llm.collective_rpc("asyncrl_check"))
+    async def check_workers(self, never: list[int]) -> None:
+        """
+        Have the workers sample none of the ids ``never``: log-probs are those of the rest of the vocabulary.
+
+        Raises `ConfigError` if a worker's log-probs or weights would be wrong.
+        """
+        call = self._llm.collective_rpc("asyncrl_check", args=(never,))
+        refusals: list[str] = await self._call("check its workers", call)
         if reason := next(filter(None, refusals), ""):
             raise ConfigError(reason)
 

@@ -18,12 +18,14 @@ from transformers import (
 
 from asyncrl.algo.routing import expert_modules
 from asyncrl.errors import ConfigError
+from asyncrl.messages.token_ids import TokenIds
 from asyncrl.plug_in import describe
-from asyncrl.rollout.engines import text
+from asyncrl.vision.processor import ImageProcessor
 from asyncrl.vision.settings import FAMILIES
 from asyncrl.weights.contents.architecture import NONE, read_config
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import checkpoint_specs
+from asyncrl.weights.contents.token_ids import find_token_ids
 
 LAYER = re.compile(r"\.layers\.(\d+)\.")
 """Pattern of a layer's index in the name of a module."""
@@ -32,27 +34,31 @@ LAYER = re.compile(r"\.layers\.(\d+)\.")
 class CheckpointWeights(Struct, frozen=True, kw_only=True):
     specs: list[TensorSpec]
     """Every tensor by its name in the directory's files, tied ones once, as a trainer publishes them."""
-    eos_ids: list[int]
-    vocab_size: int
-    """Token ids with a text; vLLM can draw those of further rows too."""
+    token_ids: TokenIds
+    without_probability: list[int]
+    """Ids, of the rows of the head, that vLLM would draw and must not."""
     expert_layers: list[int] = []
     """Indices of the layers that have experts."""
 
 
 def read(
-    model_path: str, tokenizer: PreTrainedTokenizerBase, dtype: str, overrides: Mapping[str, Any] = NONE
+    model_path: str,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: str,
+    overrides: Mapping[str, Any] = NONE,
+    processor: ImageProcessor | None = None,
 ) -> CheckpointWeights:
     """
     Read a directory with ``model.overrides``; ``dtype`` is that of transferred weights.
 
-    Raises `ConfigError` if it has no causal language model.
+    Raises `ConfigError` if it has no causal language model, or the tokenizer is that of another one.
     """
     model = _without_weights(model_path, overrides)
-    eos_ids = text.eos_ids(model, tokenizer)
+    token_ids = find_token_ids(model, tokenizer, processor)
     return CheckpointWeights(
         specs=checkpoint_specs(model, dtype),
-        eos_ids=eos_ids,
-        vocab_size=text.num_token_ids(tokenizer, eos_ids, model.get_input_embeddings().weight.shape[0]),
+        token_ids=token_ids,
+        without_probability=token_ids.without_probability(model.get_input_embeddings().weight.shape[0]),
         expert_layers=_expert_layers(model),
     )
 

@@ -42,6 +42,7 @@ from asyncrl.rollout.engines.vllm.request import VllmRequest, placed
 from asyncrl.vision.processor import ImageProcessor
 from asyncrl.weights.contents.architecture import NONE
 from asyncrl.weights.contents.layout import Layout, TensorSpec
+from asyncrl.weights.contents.token_ids import load_tokenizer
 from asyncrl.weights.shared import SharedTensors, shared_staging
 
 if TYPE_CHECKING:
@@ -73,8 +74,9 @@ class VllmEngine(TokenizedEngine):
         Use a vLLM that is running already.
 
         Args:
-            llm: Runs ``model_path`` with `asyncrl.rollout.engines.vllm.arguments.FIXED`; may serve others too. For runs
-                with ``sampling.seeded = false`` it needs a ``seed`` that no other rollout has: vLLM's default is 0.
+            llm: Runs ``model_path`` with `asyncrl.rollout.engines.vllm.arguments.FIXED`; may serve others too, who are
+                given no ids without a text either. For runs with ``sampling.seeded = false`` it needs a ``seed`` that
+                no other rollout has: vLLM's default is 0.
             kv: After new weights, ``recompute`` the cache of running completions or ``keep`` the old one.
             overrides: ``model.overrides``, which ``llm`` has as ``hf_overrides``.
             owns_llm: Closing this engine shuts ``llm`` down.
@@ -96,7 +98,8 @@ class VllmEngine(TokenizedEngine):
         self.policy_version = policy_version
         self._salt = uuid.uuid4().hex
         """Key of the current weights in vLLM's prefix cache. Random: weights made again may share a version."""
-        self._checkpoint = checkpoint.read(model_path, tokenizer, self._adapter.dtype, overrides)
+        self._checkpoint = checkpoint.read(model_path, tokenizer, self._adapter.dtype, overrides, self._processor)
+        self.token_ids = self._checkpoint.token_ids
         self._checking: asyncio.Task[None] | None = None
         self._requests: list[VllmRequest] = []
         self._num_written = 0
@@ -110,7 +113,7 @@ class VllmEngine(TokenizedEngine):
         if find_spec("vllm") is None:
             raise ConfigError(NOT_INSTALLED)
         check_model(config.model.path, config.model.overrides)
-        tokenizer = text.load_tokenizer(config.model.path)
+        tokenizer = load_tokenizer(config.model.path)
         with_pictures = reads_pictures(config.model.path)
         with environment(DEFAULTS):
             from asyncrl.rollout.engines.vllm.launch import launch
@@ -130,10 +133,6 @@ class VllmEngine(TokenizedEngine):
     def specs(self) -> list[TensorSpec]:
         return self._checkpoint.specs
 
-    @property
-    def vocab_size(self) -> int:
-        return self._checkpoint.vocab_size
-
     # ── requests ────────────────────────────────────────────────────────────────────────────
 
     async def generate(self, request: Request) -> Completion:
@@ -146,7 +145,7 @@ class VllmEngine(TokenizedEngine):
         """
         if self._is_closed:
             raise EngineError("the engine was closed")
-        check(request, positions=self._adapter.max_tokens, vocab_size=self._checkpoint.vocab_size)
+        check(request, positions=self._adapter.max_tokens, vocab_size=self.token_ids.vocab_size)
         vllm_request = VllmRequest(request, placed(request, self._processor), self._checkpoint.expert_layers)
         self._requests.append(vllm_request)
         try:
@@ -182,7 +181,7 @@ class VllmEngine(TokenizedEngine):
     async def _workers_checked(self) -> None:
         """Return once the workers were checked. Done at the first call, as vLLM starts without an event loop."""
         if self._checking is None:
-            self._checking = asyncio.create_task(self._adapter.check_workers())
+            self._checking = asyncio.create_task(self._adapter.check_workers(self._checkpoint.without_probability))
         await asyncio.shield(self._checking)  # A caller that is cancelled leaves the check to the others.
         if self._is_closed:
             raise EngineError("the engine was closed")
@@ -193,9 +192,8 @@ class VllmEngine(TokenizedEngine):
             sampling,
             max_tokens=sampling.max_tokens - vllm_request.num_resumed,
             seed=vllm_request.seed,
-            eos_ids=self._checkpoint.eos_ids,
+            eos_ids=list(self.token_ids.ends),
             spells_special=any(token in string for string in sampling.stop for token in self._special.values()),
-            never=self._picture_ids,
         )
         while True:
             prompt = await self._adapter.prepare(vllm_request.prompt)
@@ -205,7 +203,6 @@ class VllmEngine(TokenizedEngine):
             )
             if output.finish_reason in ("stop", "length"):
                 _check_prompt(vllm_request, output)
-                _check_ids(output, self._checkpoint.vocab_size)
                 return self._until_stop(vllm_request, output)
             if not vllm_request.restarts:
                 raise EngineError("the engine was closed" if self._is_closed else "vLLM aborted the request")
@@ -304,13 +301,4 @@ def _check_prompt(vllm_request: VllmRequest, output: "VllmOutput") -> None:
             f"vLLM read a prompt as {output.num_prompt_tokens} tokens, expected {vllm_request.num_prompt_tokens}: it "
             f"cuts pictures otherwise than asyncrl; remove what rollout.vllm.engine_args sets for pictures",
             retryable=False,
-        )
-
-
-def _check_ids(output: "VllmOutput", vocab_size: int) -> None:
-    """Raise `EngineError` if vLLM drew an id without a text: the trainer's policy never does."""
-    if (highest := max(output.token_ids, default=0)) >= vocab_size:
-        raise EngineError(
-            f"vLLM sampled the token id {highest}, but the tokenizer knows 0 to {vocab_size - 1}; a trained model "
-            f"gives the rows beyond it no probability: use the model's own tokenizer"
         )

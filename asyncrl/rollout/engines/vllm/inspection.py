@@ -1,6 +1,6 @@
 """
 Inspection of a started worker: settings that only it knows, and under which its log-probs or weights would be
-wrong.
+wrong; and ids that it must not draw.
 
 vLLM's own model runners give the engine's ``logprobs_mode`` to their sampler. vllm-ascend's does not (0.23): its
 sampler reports log-probs before temperature and filters, whatever the engine was told. It also has settings of its
@@ -8,7 +8,11 @@ own, which it reads from environment variables and from ``additional_config``.
 """
 
 from importlib import import_module
+from math import inf
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from asyncrl.rollout.engines.vllm.arguments import LOGPROBS_MODE
 
@@ -29,6 +33,23 @@ def use_processed_logprobs(model_runner: Any) -> None:
             sampler.logprobs_mode = LOGPROBS_MODE
 
 
+def never_sample(model: Any, token_ids: list[int], device: torch.device) -> None:
+    """
+    Have a model on ``device`` give these token ids no probability, in all requests, in place of those given before.
+
+    vLLM's own means are a bias in each request, of a thousand ids at most, and none beside draft tokens.
+    """
+    vars(model).pop("compute_logits", None)
+    compute, never = model.compute_logits, torch.tensor(token_ids, device=device)
+
+    def compute_logits(*args: Any, **kwargs: Any) -> Tensor | None:
+        logits: Tensor | None = compute(*args, **kwargs)
+        return logits if logits is None else logits.index_fill_(-1, never, -inf)  # tensor parallel workers have none
+
+    if token_ids:
+        model.compute_logits = compute_logits
+
+
 def refusal(model_runner: Any, *, kind: str) -> str:
     """
     Reason for which asyncrl cannot use this worker; empty if there is none.
@@ -41,6 +62,11 @@ def refusal(model_runner: Any, *, kind: str) -> str:
                 f"a worker's {type(sampler).__name__} reports {mode!r} instead of {LOGPROBS_MODE!r}, so log-probs "
                 f"would not be those of the distribution sampled from; install a tested version of vLLM"
             )
+    if getattr(model_runner, "batch_sharder", None) is not None:
+        return (
+            "vLLM samples parts of a batch on each device, past the logits from which asyncrl takes ids without a "
+            "text; remove enable_batch_sharded_sampling from rollout.vllm.engine_args"
+        )
     if not getattr(getattr(model_runner, "rejection_sampler", None), "is_processed_logprobs_mode", True):
         return (
             "a worker verifies draft tokens with log-probs that are not those of the distribution sampled from; remove "

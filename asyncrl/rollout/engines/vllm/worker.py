@@ -1,7 +1,7 @@
 """
 Extension of vLLM's worker processes that receives weights and loads them into the model.
 
-    asyncrl_check ───────▶ log-probs and layout of weights     before the first request
+    asyncrl_check ───────▶ ids, log-probs, layout of weights   before the first request
     asyncrl_connect ─────▶ a thread with a `Receiver` ── stages while the engine decodes, of several workers in one
     asyncrl_swap ────────▶ staging ─▶ the model                between pause and resume
     asyncrl_swap_shared ─▶ the node's staging ─▶ the model     between pause and resume; each worker loads its part
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from asyncrl.errors import TransferError
 from asyncrl.rollout.engines.vllm import guard, reload
-from asyncrl.rollout.engines.vllm.inspection import refusal, use_processed_logprobs
+from asyncrl.rollout.engines.vllm.inspection import never_sample, refusal, use_processed_logprobs
 from asyncrl.rollout.engines.vllm.relay import ReceiverSetup, ReceiverThread
 from asyncrl.weights.groups.device import staging_device
 from asyncrl.weights.shared import SharedTensors
@@ -36,10 +36,15 @@ class WorkerExtension:
     _asyncrl_reload: reload.Reload | None = None
     """The version being loaded while it arrives, with ``weights.staging = "bucket"``."""
 
-    def asyncrl_check(self) -> str:
-        """Have the sampler report the log-probs that asyncrl needs; return the reason if this worker cannot be used."""
+    def asyncrl_check(self, never: list[int]) -> str:
+        """
+        Have the sampler report the log-probs that asyncrl needs, and draw none of the ids ``never``.
+
+        Returns the reason if this worker cannot be used.
+        """
         worker: Any = self
         use_processed_logprobs(worker.model_runner)
+        never_sample(worker.model_runner.get_model(), never, worker.device)
         return refusal(worker.model_runner, kind=worker.device.type)
 
     def asyncrl_connect(self, setup_json: str) -> None:

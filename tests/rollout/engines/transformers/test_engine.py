@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Coroutine
-from copy import deepcopy
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -114,7 +113,7 @@ def test_ids_beyond_the_tokenizer_are_never_sampled(make_model, family):
     requests = [request(seed=seed, max_tokens=60, temperature=20.0) for seed in range(8)]
 
     for req, done in zip(requests, run(engine, *requests), strict=True):
-        assert max(done.completion_ids) < known == engine.vocab_size
+        assert max(done.completion_ids) < known == engine.token_ids.vocab_size
         ids = torch.tensor([req.prompt_ids + done.completion_ids])
         logits = model(input_ids=ids).logits[0, len(req.prompt_ids) - 1 : -1, :known] / 20
         expected = logits.log_softmax(-1).gather(1, ids[0, len(req.prompt_ids) :, None])[:, 0]
@@ -700,9 +699,8 @@ def test_a_directory_without_a_model_is_a_config_error(tmp_path):
 
 def test_a_tokenizer_of_another_model_is_a_config_error(make_model, tokenizer, tmp_path):
     make_model().save_pretrained(tmp_path)
-    tokenizer = deepcopy(tokenizer)
-    tokenizer.add_tokens([f"more{number}" for number in range(500)])
-    tokenizer.save_pretrained(tmp_path)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(500)}, unk_token="w3"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w0").save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"the tokenizer has token ids up to \d+, but the model knows 0 to"):
         TransformersEngine.load(str(tmp_path), slots=2, max_tokens_per_slot=64)
 

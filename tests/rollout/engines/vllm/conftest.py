@@ -120,8 +120,8 @@ def make_engine(
 ) -> Callable[..., VllmEngine]:
     """``make_engine(kv=...)``: an engine over the one vLLM, which has version 0 again."""
 
-    def make(**options: Any) -> VllmEngine:
-        engine = VllmEngine(loaded._adapter._llm, tokenizer, model_path=str(model_path), **options)
+    def make(known: PreTrainedTokenizerBase = tokenizer, **options: Any) -> VllmEngine:
+        engine = VllmEngine(loaded._adapter._llm, known, model_path=str(model_path), **options)
         run(_publish(loaded, 0))
         return engine
 

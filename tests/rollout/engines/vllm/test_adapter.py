@@ -1,7 +1,6 @@
 """Checks of a host's vLLM, and errors of one that died. No engine is started."""
 
 import asyncio
-import math
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -84,15 +83,15 @@ def test_a_dead_engine_core_is_reported_with_its_cause(dead, message):
 def check_workers(*refusals: str) -> None:
     """Check two workers that answer like this."""
 
-    async def answer(method: str) -> list[str]:
-        assert method == "asyncrl_check"
+    async def answer(method: str, args: tuple[list[int]]) -> list[str]:
+        assert (method, args) == ("asyncrl_check", ([3, 4],))
         return list(refusals)
 
     async def check() -> None:
         started = llm()
         started.collective_rpc, started.output_handler = answer, asyncio.get_running_loop().create_future()
         started._run_output_handler = lambda: None
-        await Adapter(started).check_workers()
+        await Adapter(started).check_workers([3, 4])
 
     asyncio.run(check())
 
@@ -164,10 +163,3 @@ def test_masks_of_a_finished_and_of_a_running_request_are_in_ascending_order():
 def test_vllm_detokenizes_for_stop_strings_only():
     assert not Adapter(llm()).params(Sampling(max_tokens=5), max_tokens=5, seed=0, eos_ids=[]).detokenize
     assert Adapter(llm()).params(Sampling(max_tokens=5, stop=["x"]), max_tokens=5, seed=0, eos_ids=[]).detokenize
-
-
-def test_ids_that_are_never_sampled_have_no_probability():
-    adapter = Adapter(llm())
-    assert adapter.params(Sampling(max_tokens=5), max_tokens=5, seed=0, eos_ids=[]).logit_bias is None
-    params = adapter.params(Sampling(max_tokens=5), max_tokens=5, seed=0, eos_ids=[], never={3, 4})
-    assert params.logit_bias == {3: -math.inf, 4: -math.inf}

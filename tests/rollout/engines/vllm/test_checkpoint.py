@@ -8,8 +8,8 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from asyncrl.errors import ConfigError
 from asyncrl.rollout.engines import limits
-from asyncrl.rollout.engines.text import load_tokenizer
 from asyncrl.rollout.engines.vllm.checkpoint import read
+from asyncrl.weights.contents.token_ids import load_tokenizer
 from tests.conftest import BEYOND_TOKENIZER, make_vision_model
 from tests.rollout.engines import vision_models
 
@@ -22,7 +22,7 @@ def test_specs_equal_those_of_the_loaded_model(make_model, tokenizer, tmp_path):
 
     assert found.specs == limits.specs(model)
     assert all("lm_head" not in spec.name for spec in found.specs)  # tied
-    assert found.vocab_size == 64
+    assert found.token_ids.vocab_size == 64
 
 
 def test_the_dtype_is_that_of_the_transfer(make_model, tokenizer, tmp_path):
@@ -53,13 +53,13 @@ def test_experts_are_separate_as_in_a_checkpoint(tokenizer, tmp_path):
 
 def test_every_source_of_end_tokens_counts(make_model, tokenizer, tmp_path):
     make_model("qwen3").save_pretrained(tmp_path)
-    assert read(str(tmp_path), tokenizer, "float32").eos_ids == [0]
+    assert read(str(tmp_path), tokenizer, "float32").token_ids.ends == (0,)
 
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
-    assert read(str(tmp_path), tokenizer, "float32").eos_ids == [0, 5, 7]
+    assert read(str(tmp_path), tokenizer, "float32").token_ids.ends == (0, 5, 7)
 
     (tmp_path / "generation_config.json").unlink()
-    assert read(str(tmp_path), tokenizer, "float32").eos_ids == [0]
+    assert read(str(tmp_path), tokenizer, "float32").token_ids.ends == (0,)
 
 
 def test_a_directory_without_a_model_is_refused_by_its_name(tokenizer, tmp_path):
@@ -76,4 +76,4 @@ def test_a_model_that_reads_pictures_has_the_specs_of_its_vision_tower(tmp_path,
 
     assert found.specs == limits.specs(model)
     assert any(".visual." in f".{spec.name}" for spec in found.specs)
-    assert found.vocab_size == BEYOND_TOKENIZER.start
+    assert found.without_probability == list(BEYOND_TOKENIZER)

@@ -261,6 +261,16 @@ def test_the_engines_logprobs_mode_reaches_the_sampler_of_vllm(vllm: Source, run
 
 
 @on_every_vllm
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_what_is_sampled_comes_from_logits_of_the_models_own_method(vllm: Source, runner: str) -> None:
+    made = text(vllm.find(runner, "GPUModelRunner"))
+
+    assert "logits = self.model.compute_logits(sample_hidden_states)" in made
+    past_it = "self.model.compute_logits_local(" in made
+    assert not past_it or "if self.batch_sharder is not None:" in made, "as `inspection.refusal` asks"
+
+
+@on_every_vllm
 @pytest.mark.parametrize("sampler", ["vllm/v1/sample/sampler.py", "vllm/v1/worker/gpu/sample/sampler.py"])
 def test_a_sampler_of_vllm_can_be_asked_for_its_mode(vllm: Source, sampler: str) -> None:
     assert "logprobs_mode" in attributes(vllm.find(sampler, "Sampler"))

@@ -5,8 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 pytest.importorskip("vllm")
 
@@ -62,6 +65,26 @@ def test_behavior_logprobs_are_those_of_the_distribution_sampled_from(engine, mo
     for req, done in zip(requests, generate(engine, *requests), strict=True):
         expected = reference_logprobs(model_of(0), req, done.completion_ids)
         assert done.behavior_logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_ids_without_a_text_are_not_sampled_and_log_probs_are_those_of_the_rest(make_engine, model_of, generate):
+    words = {f"w{i}": i for i in range(40) if i not in (7, 8)}
+    engine = make_engine(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w3"))))
+    requests = [request(5, 9, 7, seed=seed, max_tokens=40, temperature=2.0) for seed in range(16)]
+    never = engine.token_ids.without_probability(64)
+    assert never == [7, 8, *range(40, 64)]
+
+    drawn = set()
+    for req, done in zip(requests, generate(engine, *requests), strict=True):
+        ids = torch.tensor([req.prompt_ids + done.completion_ids])
+        logits = model_of(0)(input_ids=ids).logits[0, len(req.prompt_ids) - 1 : -1] / 2
+        logits[:, never] = -torch.inf
+        expected = logits.log_softmax(-1).gather(1, ids[0, len(req.prompt_ids) :, None])[:, 0]
+        assert done.behavior_logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+        drawn |= set(done.completion_ids)
+    assert not drawn.intersection(never)
+    others = (set(done.completion_ids) for done in generate(make_engine(), *requests))
+    assert set().union(*others).intersection(never), "an engine with a tokenizer of all ids draws them"
 
 
 def test_a_seeded_request_has_the_same_tokens_alone_and_in_any_batch(engine, generate):

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from asyncrl.rollout.engines.vllm.inspection import refusal, use_processed_logprobs
+from asyncrl.rollout.engines.vllm.inspection import never_sample, refusal, use_processed_logprobs
 
 
 def runner(module: str, mode: str = "raw_logprobs", **attributes: Any) -> Any:
@@ -68,6 +69,25 @@ def test_filters_with_raw_log_probs_are_refused_though_the_sampler_has_others() 
     half.sampler.topk_topp_sampler.logprobs_mode = "raw_logprobs"
 
     assert "reports 'raw_logprobs'" in refusal(half, kind="cuda")
+
+
+def test_ids_that_are_never_sampled_have_no_probability() -> None:
+    class Model:
+        def compute_logits(self, states: torch.Tensor | None) -> torch.Tensor | None:
+            return states
+
+    model: Any = Model()
+    for never in ([0, 1], [1, 3], []):
+        never_sample(model, never, torch.device("cpu"))
+        removed = model.compute_logits(torch.zeros(2, 5)).isneginf()
+        assert [row.nonzero().flatten().tolist() for row in removed] == [never, never]
+        assert model.compute_logits(None) is None, "of tensor parallel workers one has the logits"
+
+
+def test_a_sampler_of_parts_of_a_batch_would_draw_ids_without_a_text() -> None:
+    sharded = runner("vllm", "processed_logprobs", batch_sharder=object())
+
+    assert "remove enable_batch_sharded_sampling" in refusal(sharded, kind="cuda")
 
 
 def test_a_sampler_that_cannot_be_asked_is_refused() -> None:

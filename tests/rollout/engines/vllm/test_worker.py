@@ -25,7 +25,7 @@ from tests.weights.party import LAYOUT, tensors
 class Worker(WorkerExtension):
     device = torch.device("cpu")
     vllm_config: Any = None
-    model_runner = SimpleNamespace(get_model=lambda: None)
+    model_runner = SimpleNamespace(get_model=type("Model", (), {"compute_logits": None}))
 
 
 class Loaded:
@@ -46,9 +46,9 @@ class Loaded:
 def test_a_check_sets_the_mode_of_a_sampler_that_does_not_follow_the_engine() -> None:
     sampler = type("AscendSampler", (), {"__module__": "vllm_ascend.sample.sampler", "logprobs_mode": "raw_logprobs"})()
     worker = Worker()
-    worker.model_runner = SimpleNamespace(sampler=sampler)
+    worker.model_runner = SimpleNamespace(sampler=sampler, get_model=Worker.model_runner.get_model)
 
-    assert worker.asyncrl_check() == ""
+    assert worker.asyncrl_check([]) == ""
     assert sampler.logprobs_mode == "processed_logprobs"
 
 
