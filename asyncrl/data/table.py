@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from asyncrl.config.sections.data import Data
 from asyncrl.errors import DataError
-from asyncrl.files.foreign import NoSuchFile, opened, parse_json, parsed
+from asyncrl.files.foreign import NoSuchFile, opened, parse_json
 from asyncrl.foreign_text import shown
 from asyncrl.similar_path import did_you_mean
 
@@ -278,7 +278,7 @@ class JsonRows(Rows):
 
         try:
             decode = json.JSONDecoder(object_pairs_hook=once).decode
-            found = parsed(lambda: decode(self._lines[row][1].decode()), "it", "a JSON object")
+            found: Any = parse_json(self._lines[row][1], Row, "it", decode=lambda line: decode(line.decode()))
         except DataError:  # raised again by whoever reads the row
             return ()
         return found if isinstance(found, dict) else ()

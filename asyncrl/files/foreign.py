@@ -25,9 +25,11 @@ from asyncrl.foreign_text import shown
 T = TypeVar("T")
 
 MAX_BYTES = 4 << 20
-"""Longest file of settings. In one of JSON `[[],[],...]` a byte takes 25 of memory."""
+"""Longest file of settings."""
 MAX_DEPTH = 64
 """Most levels of lists and tables in one another, and most parts of a dotted key."""
+MAX_TABLES = 1 << 20
+"""Most lists and objects of a text in JSON, each of which takes 64 bytes; Gemma 3's tokenizer has half as many."""
 MAX_BITS = 128
 """Most bits of a whole number in JSON, where many tokenizers have 10**30. Python refuses to print 4300 digits."""
 TOML_BITS = 63
@@ -135,9 +137,19 @@ def read_json(path: Path, kind: type[T], limit: int = MAX_BYTES, remedy: str = "
     return parse_json(read_bytes(path, limit), kind, shown(str(path)), remedy)
 
 
-def parse_json(content: bytes | str, kind: type[T], what: str, remedy: str = "") -> T:
-    """JSON as ``kind``. Raises `DataError`, which names it ``what``, if it is none, or beyond the limits of values."""
-    return parsed(lambda: msgspec.json.decode(content, type=kind), what, "a JSON object", remedy)
+def parse_json(
+    content: bytes | str, kind: type[T], what: str, remedy: str = "", decode: Callable[[Any], Any] | None = None
+) -> T:
+    """
+    JSON as ``kind``; ``decode`` replaces msgspec's function.
+
+    Raises `DataError`, which names it ``what``, if it is none, or beyond the limits of values.
+    """
+    opening: Any = ("[", "{") if isinstance(content, str) else (b"[", b"{")
+    if sum(map(content.count, opening)) > MAX_TABLES:
+        raise DataError(f"{what} has more than {MAX_TABLES:,} lists and objects; shorten it")
+    decode = decode or (lambda text: msgspec.json.decode(text, type=kind))
+    return parsed(lambda: decode(content), what, "a JSON object", remedy)
 
 
 def parse_toml(text: str, what: str) -> dict[str, Any]:

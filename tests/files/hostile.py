@@ -18,6 +18,8 @@ from tests.config.model.directories import shapes_of, write_model, write_safeten
 
 LIMIT_S = 10
 LIMIT_BYTES = 1 << 30
+Make = Callable[[Path], object]
+"""Function that makes a file in place of the one that is there."""
 
 # ── outcomes ──────────────────────────────────────────────────────────────────────────────────
 
@@ -34,6 +36,14 @@ class Outcome(msgspec.Struct):
     def is_refusal(self) -> bool:
         one_line = "\n" not in self.sentence.removeprefix("20 mistakes:").strip().replace("\n  unknown key", "")
         return self.exit_code == ConfigError.exit_code and bool(self.sentence) and one_line
+
+
+def apart(make: Make, path: Path) -> None:
+    """Make a file in a child, whose memory ends with it."""
+    if not (pid := os.fork()):
+        make(path)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def outcome(read: Callable[[], object]) -> Outcome:
@@ -70,9 +80,6 @@ def _outcome_here(read: Callable[[], object]) -> Outcome:
 
 
 # ── what is no regular file ───────────────────────────────────────────────────────────────────
-
-Make = Callable[[Path], object]
-"""Function that makes a file in place of the one that is there."""
 
 
 def a_socket(path: Path) -> None:
@@ -141,6 +148,55 @@ TOML: dict[str, Make] = ODD | TEXTS | {
     "terminal": holding('"\\u001b[2J" = 1'),
     "unclosed": holding('"\\' * 400_000),
 }  # fmt: skip
+
+# ── datasets ──────────────────────────────────────────────────────────────────────────────────
+
+ROW = '{"prompt": "?", "answer": "1", "extra": '
+JSONL: dict[str, Make] = ODD | {
+    "utf16": TEXTS["utf16"],
+    "nul": TEXTS["nul"],
+    "latin1": TEXTS["latin1"],
+    "half": TEXTS["half"],
+    "empty": holding(""),
+    "deep": holding(f"{ROW}{NESTED}}}\n"),
+    "digits": holding(ROW + "9" * 200_000 + "}\n"),
+    "exponent": holding(ROW + "1e999}\n"),
+    "long line": holding(ROW + '"' + "a" * (33 << 20) + '"}\n'),
+    "lists": holding(ROW + "[" + "[]," * 5_000_000 + "[]]}\n"),
+    "many keys": holding("".join(f'{{"key{number}": 1}}\n' for number in range(50_000))),
+    "zeros behind a row": lambda path: (path.write_text(ROW + "1}\n"), os.truncate(path, 2**40)),
+}  # fmt: skip
+
+
+def parquet(**columns: Any) -> Make:
+    def make(path: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({name: column(pa) for name, column in columns.items()}), path, compression="zstd")
+
+    return make
+
+
+def damaged(path: Path) -> None:
+    parquet(prompt=lambda pa: pa.array(["a"] * 1000))(path)
+    content = bytearray(path.read_bytes())
+    content[4:40] = bytes(36)
+    path.write_bytes(content)
+
+
+PARQUET: dict[str, Make] = {
+    "one value many times": parquet(
+        prompt=lambda pa: pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), ["x" * 1_000_000])
+    ),
+    "one long value": parquet(prompt=lambda pa: pa.array(["a" * 400_000_000])),
+    "many nulls": parquet(prompt=lambda pa: pa.nulls(30_000_000, pa.string())),
+    "no rows": parquet(prompt=lambda pa: pa.array([], pa.string())),
+    "beginning alone": holding(b"PAR1"),
+    "both ends": holding(b"PAR1PAR1"),
+    "endless footer": holding(b"PAR1" + b"\xff" * 100 + b"\xff\xff\xff\x7fPAR1"),
+    "damaged": damaged,
+}
 
 # ── models ────────────────────────────────────────────────────────────────────────────────────
 

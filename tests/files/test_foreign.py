@@ -111,7 +111,7 @@ def test_links_lead_about_in_a_folder_and_to_the_blobs_of_the_hub(tmp_path: Path
 @pytest.mark.parametrize("depth", [MAX_DEPTH, 500, 100_000])
 def test_what_is_nested_beyond_the_limit_is_refused(depth: int) -> None:
     text = "[" * depth + "]" * depth
-    assert parse_json("[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1), Any, "it")
+    assert parse_json(b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1), Any, "it")
     for parse in (lambda: parse_json(f"[{text}]", Any, "it"), lambda: parse_toml(f"a = {text}", "it")):
         with pytest.raises(DataError, match="it is nested too deeply: expected at most 64 levels; flatten it"):
             parse()
@@ -122,7 +122,7 @@ def test_a_number_that_no_message_holds_is_refused(number: str) -> None:
     with pytest.raises(DataError, match=r"it has a whole number of|it is not TOML: Exceeds the limit"):
         parse_toml(f"a = {number}", "it")
     with pytest.raises(DataError, match=r"it has a whole number of|it is not a JSON object"):
-        parse_json(number, Any, "it")
+        parse_json(number.encode(), Any, "it")
 
 
 PARTS = st.one_of(
