@@ -71,7 +71,7 @@ def read_header(path: Path) -> tuple[int, dict[str, HeaderEntry]]:
     source = shown(str(path))
     raw = parse_json(header, dict[str, msgspec.Raw], f"the safetensors header of {source}", REMEDY)
     entries = {
-        name: parse_json(entry, HeaderEntry, f"{shown(name)} in the safetensors header of {source}", REMEDY)
+        name: parse_json(bytes(entry), HeaderEntry, f"{shown(name)} in the safetensors header of {source}", REMEDY)
         for name, entry in raw.items()
         if name != METADATA
     }
