@@ -152,6 +152,13 @@ TOML: dict[str, Make] = ODD | TEXTS | {
 # ── datasets ──────────────────────────────────────────────────────────────────────────────────
 
 ROW = '{"prompt": "?", "answer": "1", "extra": '
+
+
+def longer(path: Path) -> None:
+    path.write_text(ROW + "1}\n")
+    os.truncate(path, 2**40)
+
+
 JSONL: dict[str, Make] = ODD | {
     "utf16": TEXTS["utf16"],
     "nul": TEXTS["nul"],
@@ -164,7 +171,7 @@ JSONL: dict[str, Make] = ODD | {
     "long line": holding(ROW + '"' + "a" * (33 << 20) + '"}\n'),
     "lists": holding(ROW + "[" + "[]," * 5_000_000 + "[]]}\n"),
     "many keys": holding("".join(f'{{"key{number}": 1}}\n' for number in range(50_000))),
-    "zeros behind a row": lambda path: (path.write_text(ROW + "1}\n"), os.truncate(path, 2**40)),
+    "zeros behind a row": longer,
 }  # fmt: skip
 
 
