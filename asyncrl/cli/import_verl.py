@@ -12,6 +12,7 @@ from asyncrl.cli.parts import report_errors
 from asyncrl.data.table import open_rows
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.files.atomic import output
+from asyncrl.files.foreign import read_bytes
 from asyncrl.terminal import aligned, command_line, echo
 from asyncrl.tools.verl.expand import expand
 from asyncrl.tools.verl.launch import Launch, find_launch, of_options
@@ -48,7 +49,7 @@ def launch_of(arguments: Sequence[str], environment: Sequence[str]) -> tuple[Lau
         return of_options(arguments), []
     expansion = expand(script, rest, dict(_variables(environment)))
     complaints = [_said(complaint) for complaint in expansion.complaints]
-    text = script.read_text("utf-8", "replace")
+    text = read_bytes(script).decode("utf-8", "replace")
     try:
         launch = find_launch(
             expansion.commands,

@@ -181,7 +181,9 @@ traces_option = click.option(
 @click.command()
 @click.argument("config_path", metavar="CONFIG", type=PATH)
 @set_option
-@click.option("--dry-run", is_flag=True, help="Check everything and print what would run; start nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Check settings, data, model and memory, print what would run, start nothing."
+)
 @device_memory_option
 @host_memory_option
 @click.option(

@@ -18,9 +18,10 @@ from asyncrl.config.checks.check import check
 from asyncrl.config.config import Config, leaves
 from asyncrl.config.correction import resolved
 from asyncrl.config.meanings import meaning_of, value_in_words
-from asyncrl.config.toml import convert, put, read, split_override
+from asyncrl.config.toml import MAX_SHOWN, convert, put, read, split_override
 from asyncrl.errors import ConfigError
 from asyncrl.files.json_lines import toml_key, toml_value
+from asyncrl.foreign_text import shown
 
 
 class Origin(Struct, frozen=True):
@@ -87,7 +88,7 @@ def overridden(raw: dict[str, Any], overrides: Sequence[str]) -> Config:
 def override_one(raw: dict[str, Any], override: str) -> None:
     """Apply one ``--set``; a length of the run replaces the other one of the file. Raises as `load_config`."""
     key, value = split_override(override, SHORTHANDS)
-    put(raw, key, value, where=f"--set {override}")
+    put(raw, key, value, where=f"--set {shown(override, MAX_SHOWN)}")
     if key in LENGTHS:
         for other in LENGTHS - {key}:
             raw["run"].pop(other.removeprefix("run."), None)

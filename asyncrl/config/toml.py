@@ -7,6 +7,7 @@ Strict conversion of TOML to Structs: an unknown key is an error with a suggesti
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -15,11 +16,19 @@ import msgspec
 from asyncrl.config.config import leaves
 from asyncrl.config.sections.section import Section
 from asyncrl.config.suggestions import fields, section_in, unknown
-from asyncrl.errors import ConfigError, mistakes
+from asyncrl.errors import ConfigError, DataError, mistakes
+from asyncrl.files.foreign import NoSuchFile, parse_toml, read_text, require_parts
 from asyncrl.files.json_lines import toml_value
+from asyncrl.foreign_text import shown
 from asyncrl.similar_path import did_you_mean
 
 S = TypeVar("S", bound=Section)
+MAX_FILE = 1 << 20
+"""Longest file in bytes; those that `asyncrl` writes have thousands."""
+MAX_SHOWN = 200
+"""Most characters of a key or a value in a message."""
+MAX_UNKNOWN = 20
+"""Most unknown keys that are named: the one that was meant is looked for by comparing all."""
 
 
 def read(path: Path, what: str) -> dict[str, Any]:
@@ -29,18 +38,12 @@ def read(path: Path, what: str) -> dict[str, Any]:
     Raises:
         ConfigError: The file cannot be read or is not TOML.
     """
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder, not a {what}{did_you_mean(path / 'run.toml', _is_toml)}")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError as error:
+        return parse_toml(read_text(path, MAX_FILE), shown(str(path)))
+    except NoSuchFile as error:
         raise ConfigError(f"no such {what}: {path}{did_you_mean(path, _is_toml)}") from error
-    except IsADirectoryError as error:
-        raise ConfigError(f"{path} is a folder, not a {what}{did_you_mean(path / 'run.toml', _is_toml)}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: it is no text in UTF-8; save it as UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _is_toml(path: Path) -> bool:
@@ -52,16 +55,21 @@ def split_override(override: str, shorthands: Mapping[str, str]) -> tuple[str, A
     Key and value of ``section.key=value``. The value is TOML; text that is not TOML is a string.
 
     Raises:
-        ConfigError: The key or the equals sign is missing.
+        ConfigError: The key or the equals sign is missing, or one of them is beyond the limits of foreign files.
     """
     key, equals, text = (part.strip() for part in override.partition("="))
     if not equals or not key:
-        raise ConfigError(f"--set {override!r}: expected section.key=value")
+        raise ConfigError(f"--set {_told(override)}: expected section.key=value")
     key = shorthands.get(key, key)
+    where = f"--set {shown(override, MAX_SHOWN)}"
+    require_parts(key.count(".") + 1, where)
     try:
-        return key, tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, text
+        found = parse_toml(f"value = {text}", where)
+        return key, found["value"] if len(found) == 1 else text
+    except DataError as error:
+        if isinstance(error.__cause__, tomllib.TOMLDecodeError):
+            return key, text
+        raise
 
 
 def put(raw: dict[str, Any], key: str, value: Any, where: str) -> None:
@@ -106,7 +114,7 @@ def _refusals(raw: Mapping[str, Any], kind: type[Section]) -> Iterator[str]:
 
 def refuse_unknown(raw: Mapping[str, Any], kind: type[Section]) -> None:
     """Raise `ConfigError` for keys that ``kind`` does not have, each with the one that was probably meant."""
-    if names := list(_unknown(raw, kind)):
+    if names := list(islice(_unknown(raw, kind), MAX_UNKNOWN)):
         raise unknown(names, kind)
 
 
@@ -116,7 +124,7 @@ def _unknown(raw: Mapping[str, Any], kind: type[Section], where: tuple[str, ...]
     for key, value in raw.items():
         name = ".".join((*where, key))
         if key not in hints:
-            yield next(leaves({name: value}))[0]
+            yield shown(next(leaves({name: value}))[0], MAX_SHOWN)
         elif inner := section_in(hints[key]):
             if get_origin(hints[key]) is dict and isinstance(value, Mapping):
                 parts = [((*where, key, each), part) for each, part in value.items()]
@@ -124,7 +132,7 @@ def _unknown(raw: Mapping[str, Any], kind: type[Section], where: tuple[str, ...]
                 parts = [((*where, key), part) for part in (value if isinstance(value, list) else [value])]
             for place, part in parts:
                 if not isinstance(part, Mapping):
-                    raise ConfigError(f"{'.'.join(place)} is a section, got {part!r}")
+                    raise ConfigError(f"{'.'.join(place)} is a section, got {_told(part)}")
                 yield from _unknown(part, inner, place)
 
 
@@ -140,8 +148,12 @@ def _sentence(error: str, raw: Mapping[str, Any], root: type[Section], advice: s
         return f"{key}: {problem}"
     value = _at(raw, key)
     if what.startswith("Invalid enum value") and (kind := dict(fields(root)).get(re.sub(r"\[\d+\]", "", key))):
-        return f"{key}: expected one of {', '.join(_alternatives(kind))}, got {value!r}"
-    return f"{key}: {_in_words(problem.partition(', got')[0], value)}, got {value!r}"
+        return f"{key}: expected one of {', '.join(_alternatives(kind))}, got {_told(value)}"
+    return f"{key}: {_in_words(problem.partition(', got')[0], value)}, got {_told(value)}"
+
+
+def _told(value: Any) -> str:
+    return shown(repr(value), MAX_SHOWN)
 
 
 def _alternatives(kind: Any) -> list[str]:
@@ -165,7 +177,8 @@ def _in_words(expected: str, value: Any) -> str:
     """Name the wanted type, with its limit or an example: ``expected `array``` is ``expected a list such as ["a"]``."""
     if not (kinds := re.fullmatch(r"expected `([\w| ]+)`(.*)", expected)):
         return expected
-    examples = {**EXAMPLES, "array": f"a list such as {toml_value([value if isinstance(value, str) else 'a'])}"}
+    item = shown(value, MAX_SHOWN) if isinstance(value, str) else "a"
+    examples = {**EXAMPLES, "array": f"a list such as {toml_value([item])}"}
     wanted = [examples.get(kind, kind) for kind in kinds.group(1).split(" | ") if kind != "null"]
     if limit := kinds.group(2).removesuffix(".0"):
         wanted = [f"{words.partition(' such as')[0]}{limit}" for words in wanted]

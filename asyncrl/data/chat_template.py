@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from asyncrl.config.model.weights import REMEDY
 from asyncrl.errors import ConfigError
+from asyncrl.files.foreign import read_json, read_text, within
 
 FILE = "chat_template.jinja"
 """File of the template; older model directories have it in `SETTINGS`."""
@@ -30,11 +30,8 @@ def read_template(model: Path, *, of_tools: bool = False) -> str:
     With ``of_tools``, that for chats with tools, which some models have beside the other.
     """
     names = (*([TOOL_FILE] if of_tools else []), FILE)
-    try:
-        if found := next((model / name for name in names if (model / name).exists()), None):
-            return found.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the chat template of {model} cannot be read: {error}") from error
+    if found := next((name for name in names if (model / name).exists()), ""):
+        return read_text(within(model, found))
     template = _settings(model).get("chat_template")
     if isinstance(template, list):  # several, by name
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
@@ -50,12 +47,7 @@ def read_special_tokens(model: Path) -> dict[str, str]:
 
 
 def _settings(model: Path) -> dict[str, Any]:
-    if not (model / SETTINGS).exists():
-        return {}
-    try:
-        return msgspec.json.decode((model / SETTINGS).read_bytes(), type=dict[str, Any])
-    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"the chat template of {model} cannot be read: {error}") from error
+    return read_json(within(model, SETTINGS), dict[str, Any], remedy=REMEDY) if (model / SETTINGS).exists() else {}
 
 
 def check_template(template: str, arguments: Iterable[str], *, has_chats: bool) -> None:

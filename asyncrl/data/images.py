@@ -10,12 +10,12 @@ the pixels.
 
 import hashlib
 import os
-import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from asyncrl.errors import ConfigError, DataError
+from asyncrl.files.foreign import read_bytes
 from asyncrl.foreign_text import shown
 from asyncrl.messages.trajectory import Image
 from asyncrl.vision.settings import FAMILIES, read_settings
@@ -26,22 +26,11 @@ from asyncrl.vision.settings import FAMILIES, read_settings
 #
 #     "diagrams/1.png" ─ below the dataset's own folder, or one of data.image_folders? ─ a regular file? ─▶ its bytes
 #
-# Both questions are asked of the file that links lead to, before it is opened: to open a device may already act on
-# it. Nothing waits, and never more than `MAX_FILE_BYTES` are read, whatever size a file claims.
+# Both questions are asked of the file that links lead to, which is read as any file of others.
 
 MAX_FILE_BYTES = 32 << 20
 """Largest file of a picture; like a payload, a file is sent to the nodes in one message."""
 SETTING = "data.image_folders"
-
-KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFLNK: "a link",
-}
-"""Names of what a path may be instead of a regular file."""
 
 
 class ImageFiles:
@@ -71,7 +60,7 @@ class ImageFiles:
                     f"picture {_named(path)} {link}is not below the dataset's folder {self._folder.absolute()}; move "
                     f"it there, or allow its folder with {SETTING}"
                 )
-            return _read(found, _named(path))
+            return read_bytes(found, MAX_FILE_BYTES, f"picture {_named(path)}", follow=False)
         except OSError as error:
             raise DataError(f"picture {_named(path)} cannot be read: {error.strerror or error}") from error
         except ValueError as error:  # a NUL byte, or what no file system encodes
@@ -81,29 +70,6 @@ class ImageFiles:
 def too_large(what: str) -> str:
     """Sentence that refuses a picture with more than `MAX_FILE_BYTES`."""
     return f"{what} is too large: the limit is {MAX_FILE_BYTES:,} bytes; make it smaller"
-
-
-def _read(path: Path, name: str) -> bytes:
-    _require_regular(path.lstat().st_mode, name)
-    # It may be replaced between the two questions; then O_NONBLOCK and O_NOFOLLOW answer.
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
-    try:
-        _require_regular(os.fstat(file).st_mode, name)
-        content = bytearray()
-        while len(content) <= MAX_FILE_BYTES:
-            chunk = os.read(file, MAX_FILE_BYTES + 1 - len(content))
-            if not chunk:
-                return bytes(content)
-            content += chunk
-    finally:
-        os.close(file)
-    raise DataError(too_large(f"picture {name}"))
-
-
-def _require_regular(mode: int, name: str) -> None:
-    if not stat.S_ISREG(mode):
-        kind = KINDS.get(stat.S_IFMT(mode), "something else")
-        raise DataError(f"picture {name} cannot be read: it is {kind}, expected a regular file")
 
 
 def _named(path: Path) -> str:

@@ -23,6 +23,7 @@ from asyncrl.config.sections.data import Data
 from asyncrl.data.table import VERL, Row, Rows, keys_of, refuse_many, require_column, value_of
 from asyncrl.data.tools import read_tools
 from asyncrl.errors import DataError
+from asyncrl.files.foreign import parse_json
 from asyncrl.foreign_text import shown
 from asyncrl.messages.trajectory import IMAGE_MARK, Image, Prompt
 
@@ -222,8 +223,8 @@ def _chat_in_json(text: str) -> list[dict[str, Any]]:
     if not text.lstrip().startswith("[") or '"role"' not in text:
         return []
     try:
-        turns = msgspec.json.decode(text, type=list[dict[str, Any]])
-    except msgspec.MsgspecError:
+        turns = parse_json(text, list[dict[str, Any]], "it")
+    except DataError:
         return []
     return turns if all({"role", "content"} <= turn.keys() for turn in turns) else []
 

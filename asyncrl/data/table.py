@@ -22,17 +22,18 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncrl.config.sections.data import Data
 from asyncrl.errors import DataError
+from asyncrl.files.foreign import NoSuchFile, opened, parse_json
 from asyncrl.foreign_text import shown
 from asyncrl.similar_path import did_you_mean
 
 if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 PARQUET_MAGIC = b"PAR1"
 """The first and last four bytes of every parquet file."""
@@ -41,6 +42,13 @@ BYTE_ORDER_MARK = codecs.BOM_UTF8
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 STREAMED_ROWS = 16
 """Rows of a column that are in memory at a time while it is read from disk."""
+MAX_LINE = 32 << 20
+"""Longest line of JSONL in bytes; a prompt has at most one."""
+EXPANDED_BYTES, EXPANDED_TIMES = 1 << 28, 100
+"""Most bytes of the values of a parquet file, and that many more for each of its own."""
+MAX_ROWS = 20_000_000
+PART_ROWS = 256
+"""Rows of a parquet file that are decoded at a time."""
 MAX_COLUMNS = 1000
 """Most columns of a file: every row has each of them, so more are keys that are data."""
 
@@ -127,13 +135,11 @@ def open_rows(path: Path, *, setting: str = "", on_disk: str = "") -> Rows:
         on_disk: Column that rows of a parquet file lack, because it is too large for the memory; see `Rows.column`.
     """
     try:
-        with path.open("rb") as file:
+        with opened(path, f"dataset {path}") as file:
             start = file.read(4096)
-    except FileNotFoundError as error:
+            rows = _read_parquet(path, on_disk) if start.startswith(PARQUET_MAGIC) else _read_jsonl(path, start)
+    except NoSuchFile as error:
         raise no_dataset(path, setting) from error
-    except OSError as error:
-        raise DataError(f"cannot read dataset {path}: {error.strerror}") from error
-    rows = _read_parquet(path, on_disk) if start.startswith(PARQUET_MAGIC) else _read_jsonl(path, start)
     if not len(rows):
         raise DataError(f"dataset {path} is empty: it has no rows")
     return rows
@@ -248,8 +254,8 @@ class JsonRows(Rows):
 
         decode = json.JSONDecoder(object_pairs_hook=noting).decode
         for row, (_, line) in enumerate(lines):
-            with suppress(ValueError, RecursionError):  # raised again by whoever reads the row
-                found = decode(line.decode())
+            with suppress(DataError):  # raised again by whoever reads the row
+                found: Any = parse_json(line, Row, "it", decode=lambda line: decode(line.decode()))
                 self._blank |= dict.fromkeys(found) if isinstance(found, dict) else {}
             if twice:
                 self._repeated[row] = list(twice)
@@ -264,9 +270,9 @@ class JsonRows(Rows):
 
     def __getitem__(self, row: int, /) -> Row:
         try:
-            return self._blank | msgspec.json.decode(self._lines[row][1], type=Row)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise DataError(f"{self.place(row)}: not a JSON object: {error}") from error
+            return self._blank | parse_json(self._lines[row][1], Row, "it")
+        except DataError as error:
+            raise DataError(f"{self.place(row)}: {error}") from error
 
     def place(self, row: int, /) -> str:
         return f"{self.path} line {self._lines[row][0]}"
@@ -285,10 +291,36 @@ def _read_parquet(path: Path, on_disk: str) -> ParquetRows:
         if twice:
             what = f"{len(twice)} column {'name' if len(twice) == 1 else 'names'} twice, {', '.join(map(repr, twice))}"
             raise DataError(f"dataset {path} has {what}: write it again with different names")
-        in_memory = [name for name in names if name != on_disk] if on_disk in names else None
-        return ParquetRows(path, pq.read_table(path, columns=in_memory), names)
-    except (pa.ArrowException, OSError) as error:
+        with pq.ParquetFile(path) as file:
+            in_memory = [name for name in names if name != on_disk]
+            return ParquetRows(path, _read_table(path, file, in_memory), names)
+    except (pa.ArrowException, OSError, RecursionError) as error:
         raise DataError(f"dataset {path} starts like parquet, but is damaged: {_first_line(error)}") from error
+
+
+def _read_table(path: Path, file: "pq.ParquetFile", columns: list[str]) -> "pa.Table":
+    """Columns of a file, part by part: one of some kilobytes may hold terabytes of one repeated value."""
+    import pyarrow as pa  # noqa: PLC0415 - see above
+
+    limit = EXPANDED_BYTES + EXPANDED_TIMES * path.stat().st_size
+    groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
+    if file.metadata.num_rows > MAX_ROWS or sum(group.total_byte_size for group in groups) > limit:
+        raise _too_large(path, limit)
+    batches, size = [], 0
+    for batch in file.iter_batches(PART_ROWS, columns=columns):
+        batches.append(batch)
+        size += batch.nbytes
+        if size > limit:
+            raise _too_large(path, limit)
+    schema = file.schema_arrow
+    return pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in columns], schema.metadata))
+
+
+def _too_large(path: Path, limit: int) -> DataError:
+    return DataError(
+        f"dataset {path} has more than {MAX_ROWS:,} rows, or {limit:,} bytes of values, {EXPANDED_TIMES} times its "
+        f"size: write it again as several files, or with fewer repeated values"
+    )
 
 
 def _read_jsonl(path: Path, start: bytes) -> JsonRows:
@@ -302,8 +334,17 @@ def _read_jsonl(path: Path, start: bytes) -> JsonRows:
         raise DataError(f"dataset {path} is CSV: convert it with `asyncrl data prepare csv {path} -o {converted}`")
     if first not in (b"{", b""):
         raise DataError(f"dataset {path} is neither parquet nor JSONL: it starts with {start[:12]!r}")
-    lines = enumerate(path.read_bytes().removeprefix(BYTE_ORDER_MARK).split(b"\n"), start=1)
-    return JsonRows(path, [(number, line) for number, line in lines if line.strip()])
+    return JsonRows(path, [(number, line) for number, line in enumerate(_lines(path), start=1) if line.strip()])
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with opened(path) as file:
+        if file.peek(3).startswith(BYTE_ORDER_MARK):
+            file.seek(len(BYTE_ORDER_MARK))
+        while line := file.readline(MAX_LINE + 1):
+            if len(line) > MAX_LINE:
+                raise DataError(f"dataset {path} has a line of more than {MAX_LINE:,} bytes; shorten it")
+            yield line.removesuffix(b"\n")
 
 
 def _first_line(error: Exception) -> str:

@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 
 from asyncrl.errors import DataError
+from asyncrl.files.foreign import parse_json
 
 
 def read_tools(value: Any, column: str) -> str:
     """`Prompt.tools` of a row that has ``value`` in this column; raises `DataError` if it is no list of tools."""
     try:
-        value = value.strip() if isinstance(value, str) else _of_columns(value)
-        listed = msgspec.json.decode(value) if isinstance(value, str) and value else value
-    except (msgspec.DecodeError, RecursionError) as error:
+        listed = parse_json(value.strip() or "[]", Any, "it") if isinstance(value, str) else _of_columns(value)
+    except DataError as error:
         raise _no_tools(value, column, f"cannot be read: {error}") from error
     if not listed:
         return ""

@@ -39,6 +39,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncrl.config.sections.run import require_folder_name
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.access import as_folder, close_folder, make_folder, require_unaltered
 from asyncrl.files.atomic import needed, replacing
@@ -171,8 +172,7 @@ class RunDirectory:
 
         Raises `ConfigError` if that fails, or ``name`` is not the name of a single folder.
         """
-        if not name or name == ".." or Path(name).name != name:
-            raise ConfigError(f"run.name is {name!r}: expected the name of a single folder, without '/'")
+        require_folder_name(name)
         number = 1
         while True:
             path = parent / (name if number == 1 else f"{name}-{number}")

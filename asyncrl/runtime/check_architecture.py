@@ -1,7 +1,7 @@
 """Check by a model's config, in a process with torch, that trainer and rollouts can compute it in their memory."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import msgspec
 from asyncrl.config.catalogue import estimator_entry
 from asyncrl.config.config import Config
 from asyncrl.config.engines import imported
-from asyncrl.config.model.weights import check_weights
+from asyncrl.config.model.adapter import WEIGHTS
+from asyncrl.config.model.weights import Shapes, check_weights, weight_files
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.plug_in import is_path
 from asyncrl.runtime.check_process import answer, check_apart
@@ -46,7 +47,7 @@ def refuse_certain(lines: Sequence[CheckLine], note: Callable[[str], object]) ->
 
 def examine(config: Config, device_memory: str = "", host_memory: str = "") -> list[CheckLine]:
     """
-    Lines about the model's architecture, its positions and the memory. Takes seconds, and needs torch.
+    Lines about the model's weights, its architecture, its positions and the memory. Takes seconds, and needs torch.
 
     ``device_memory``, such as ``80GB``, replaces the memory of each device here, and ``host_memory`` that of this
     machine; empty keeps it. Raises `ConfigError` if the check itself fails.
@@ -58,6 +59,7 @@ def examine(config: Config, device_memory: str = "", host_memory: str = "") -> l
 
 def _lines(config: Config, device_memory: str = "", host_memory: str = "") -> Iterator[CheckLine]:
     text_config: list[Any] = []
+    yield result_line("weights", lambda: _values(config))
     yield (architecture := result_line("architecture", lambda: _of_directory(config, text_config)))
     if architecture.state == "bad":
         yield from (CheckLine(SECTION, name, "absent", NOT_CHECKED) for name in ("positions", MEMORY))
@@ -81,7 +83,7 @@ def _of_directory(config: Config, text_config: list[Any]) -> str:
     return f"a model of type {text_config[0].model_type!r}, which the trainer can compute"
 
 
-def check_computation(config: Config, shapes: Mapping[str, tuple[int, ...]] | None) -> Any:
+def check_computation(config: Config, shapes: Shapes | None) -> Any:
     """
     Text config of the model in ``model.path``. Raises `ConfigError` unless the trainer can compute it, and a critic.
 
@@ -109,6 +111,14 @@ def _check_adapter(config: Config) -> None:
     path, overrides = Path(config.model.path), config.model.overrides
     model = meta_model(path, policy_class(path, overrides), "model.path", overrides)
     Adapters(model, config.trainer.lora).check_path()
+
+
+def _values(config: Config) -> str:
+    from asyncrl.config.model.values import check_values
+
+    adapter = [Path(config.trainer.lora.path) / WEIGHTS] if config.trainer.lora.path else []
+    models = dict.fromkeys(filter(None, (config.model.path, config.critic.path)))
+    return check_values([*(file for model in models for file in weight_files(Path(model))), *adapter])
 
 
 def _positions(config: Config, text_config: Any) -> str:

@@ -13,13 +13,18 @@ from asyncrl.workers.child import OURS, module_command, why
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
+def quiet_environment() -> dict[str, str]:
+    """Environment of a process that imports transformers to check something: it asks no hub, and says nothing."""
+    return os.environ | QUIET
+
+
 def check_apart(module: str, config: Config, *arguments: str, limit_s: float, too_slow: str) -> bytes:
     """
     Run ``python -m module`` with ``arguments``, which calls `answer`, and return what it has found.
 
     Raises `ConfigError` with its error, or with ``too_slow`` if it takes longer than ``limit_s`` seconds.
     """
-    command, environment = module_command(module, *arguments), os.environ | QUIET | hidden_keys(config.models)
+    command, environment = module_command(module, *arguments), quiet_environment() | hidden_keys(config.models)
     try:
         checked = subprocess.run(
             command, input=to_json(config), capture_output=True, timeout=limit_s, check=False, env=environment

@@ -34,7 +34,7 @@ def check_type(config: Config, kind: str, critic_kind: str = "") -> str:
 
 def unknown_of(config: Config, kind: str, critic_kind: str = "") -> str:
     """The reason of `check_type`, found in this process."""
-    from asyncrl.trainer.model.architecture import NotMade
+    from asyncrl.weights.contents.architecture import NotMade
 
     with tempfile.TemporaryDirectory(prefix="asyncrl-") as name:
         kinds = {Path(name, "model"): kind, Path(name, "critic"): critic_kind if config.critic.path else ""}

@@ -48,6 +48,7 @@ from asyncrl.records.trackers import check_trackers
 from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.routing import auto_routed, check_routes, metrics_of, unmatched
 from asyncrl.runtime.check_functions import check_functions
+from asyncrl.runtime.check_template import try_template
 from asyncrl.runtime.machine import TRAIN, Devices, apart, find, missing_packages, require_train, share
 from asyncrl.similar_path import did_you_mean
 from asyncrl.weights.groups.device import installed_version
@@ -221,13 +222,13 @@ def readers(model: Path, data: Data) -> tuple[CountTokens, FindSpelled]:
     """Functions of a prompt: its number of tokens as engines count them, and the special tokens that it spells."""
     require_train()
     from asyncrl.config.model.weights import CONFIG
-    from asyncrl.data.chat_template import check_template, read_template
     from asyncrl.rollout.engines.special_tokens import SpelledTokens
     from asyncrl.rollout.engines.text import encode
     from asyncrl.vision.processor import ImageProcessor
     from asyncrl.weights.contents.token_ids import load_tokenizer
 
     check_template(read_template(model), data.chat_template_kwargs, has_chats=False)
+    try_template(model, data.chat_template_kwargs)
     tokenizer = load_tokenizer(str(model))
     processor = ImageProcessor.load(model) if (model / CONFIG).is_file() else None  # a tokenizer alone will do for text
     spelled = SpelledTokens(tokenizer, are_text=data.split_special_tokens)
@@ -358,7 +359,7 @@ def _functions(config: Config, _: Say) -> str:
 
 
 def _model(config: Config, say: Say) -> str:
-    check_model(config.model.path)
+    check_model(config.model.path, config.model.overrides)
     if check := config.rollout.entry.check_model:
         imported(check)(config)
     for sentence in check_experts(config, num_experts(Path(config.model.path))):
@@ -389,6 +390,7 @@ def _data(config: Config, say: Say) -> str:
     template = read_template(Path(config.model.path))
     has_chats, has_texts = (any(getattr(each, name) for each in summaries) for name in ("has_chats", "has_texts"))
     check_template(template, config.data.chat_template_kwargs, has_chats=has_chats)
+    try_template(Path(config.model.path), config.data.chat_template_kwargs)
     check_tools_of_rows(config, frozenset().union(*(summary.tools for summary in summaries)))
     for sentence in text_advice(template, has_texts=has_texts and not config.environment.is_set):
         say(f"note: {sentence}")

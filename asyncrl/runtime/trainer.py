@@ -70,7 +70,7 @@ def load_learner(
     disable_progress_bar()  # a log is not a terminal
     require(config.trainer.device)
     base = Path(config.model.path)
-    check_model(config.model.path)
+    check_model(config.model.path, config.model.overrides)
     tokenizer = PromptFiles(base)
     ranks = form()
     make_current(ranks.device)

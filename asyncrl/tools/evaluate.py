@@ -27,7 +27,7 @@ from asyncrl.config.run_file import decode, override_one
 from asyncrl.config.toml import put, read
 from asyncrl.data.chat_template import check_template, check_tools, read_template, text_advice
 from asyncrl.data.check import bad_row_lines
-from asyncrl.data.images import Keep, check_model_reads, describe
+from asyncrl.data.images import MAX_FILE_BYTES, Keep, check_model_reads, describe
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.data.row import num_marks
 from asyncrl.data.table import guessed
@@ -36,6 +36,7 @@ from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import ConfigError, DataError, LedgerError, RunFailed
 from asyncrl.files.atomic import check_output
 from asyncrl.files.checkpoints import SETTINGS
+from asyncrl.files.foreign import read_bytes
 from asyncrl.foreign_text import escaped
 from asyncrl.messages.trajectory import IMAGE_MARK, Prompt, Unit
 from asyncrl.messages.words import FinishReason
@@ -46,6 +47,7 @@ from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import changed_settings, is_run
 from asyncrl.records.samples import prompt_text
 from asyncrl.reward.routing import check_routes
+from asyncrl.runtime.check_template import try_template
 from asyncrl.runtime.checks import check_tools_of_rows
 from asyncrl.runtime.offline import (
     PER_SLOT,
@@ -235,6 +237,7 @@ def check_prompts(config: Config, say: Callable[[str], None], keep: Keep) -> lis
     stream = held_out_stream(config.data, config.evaluation.max_prompts, keep)
     summary, template = stream.summary, read_template(Path(config.model.path))
     check_template(template, config.data.chat_template_kwargs, has_chats=summary.has_chats)
+    try_template(Path(config.model.path), config.data.chat_template_kwargs)
     for sentence in text_advice(template, has_texts=summary.has_texts and not config.environment.is_set):
         say(f"note: {sentence}")
     for sentence in summary.census.sentences(are_tasks=config.environment.is_set):
@@ -389,10 +392,8 @@ def own_prompt(
     if system:
         prompt = replace(prompt, chat=[{"role": "system", "content": system}, *prompt.chat])
     try:
-        contents = [file.read_bytes() for file in files]
+        contents = [read_bytes(file, MAX_FILE_BYTES) for file in files]
         prompt = replace(prompt, images=list(map(describe, contents)))
-    except OSError as error:
-        raise ConfigError(f"--image {error.filename} cannot be read: {error.strerror}") from error
     except DataError as error:
         raise ConfigError(f"--image cannot be used: {error}") from error
     check_model_reads(model, len(files))
@@ -428,6 +429,7 @@ def sample_model(
     if rows:
         named = guessed(config.data, config.data.held_out_files[0], partial(echo, err=True))
         prompts += row_prompts(replace(config, data=named), rows)
+    try_template(model, config.data.chat_template_kwargs)
     for prompt, contents in prompts:
         check_template(read_template(model), config.data.chat_template_kwargs, has_chats=bool(prompt.chat))
         check_tools(read_template(model, of_tools=True), tool_names(prompt.tools))

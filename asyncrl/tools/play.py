@@ -31,6 +31,7 @@ from asyncrl.records.episode_view import summary, views
 from asyncrl.records.samples import SampledEpisode, prompt_text
 from asyncrl.reward.routing import unrouted
 from asyncrl.reward.verifier import episode_reward, verifier_input
+from asyncrl.runtime.check_template import try_template
 from asyncrl.runtime.checks import check_tools_of_rows
 from asyncrl.runtime.model_files import with_local_copies
 from asyncrl.runtime.offline import OfflineSampler, open_rewards
@@ -224,6 +225,7 @@ def play(config: Config, console: Console, *, row: int = 0, text: str | None = N
     check_model(config.model.path, setting="--model")
     prompt, files = row_prompts(config, [row])[0] if text is None else (text_prompt(model, text, answer), [])
     check_template(read_template(model), config.data.chat_template_kwargs, has_chats=bool(prompt.chat))
+    try_template(model, config.data.chat_template_kwargs)
     check_tools_of_rows(config, tool_names(prompt.tools))
     check_model_reads(model, len(prompt.images))
     uvloop.run(_play(config, prompt, tuple(files), partial(say, console)))

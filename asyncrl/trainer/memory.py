@@ -45,8 +45,6 @@ from asyncrl.algo.routing import expert_modules
 from asyncrl.config.config import Config
 from asyncrl.config.memory import MemoryPart
 from asyncrl.config.model.weights import INDEX, WHOLE, check_weights
-from asyncrl.errors import ConfigError
-from asyncrl.plug_in import describe
 from asyncrl.trainer.activations import largest_micro_batch, pass_bytes
 from asyncrl.trainer.algorithm.recipe import VALUES, Recipe
 from asyncrl.trainer.model.architecture import check_sequence_parallel, policy_class, read_architecture
@@ -56,7 +54,7 @@ from asyncrl.trainer.model.lora import Adapters
 from asyncrl.trainer.model.vision import freeze_tower, refuse_critic, vision_tower
 from asyncrl.trainer.ranks.experts import require_experts
 from asyncrl.trainer.ranks.sharding import Computation, chunk
-from asyncrl.weights.contents.architecture import NONE
+from asyncrl.weights.contents.architecture import NONE, on_meta
 from asyncrl.weights.contents.layout import ITEM_BYTES, Layout
 from asyncrl.weights.contents.names import View, checkpoint_specs, checkpoint_views, saved_tensors
 from asyncrl.weights.groups.device import STAGED_ON
@@ -145,13 +143,8 @@ def meta_model(path: Path, kind: Any, setting: str, overrides: Mapping[str, Any]
     """
     config = read_architecture(path, setting, overrides)
     config.update(options)
-    try:
-        with torch.device("meta"):
-            return kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()  # as it is trained
-    except Exception as error:  # a wrong value in config.json may raise anything
-        raise ConfigError(
-            f"{setting}={path}: no model can be made by its config.json: {describe(error, __file__)}"
-        ) from error
+    model = on_meta(kind, config, f"{setting}={path}", dtype=torch.float32, attn_implementation="sdpa")
+    return model.eval()  # as it is trained
 
 
 def _items(parameters: list[nn.Parameter], shards: int = 1) -> int:

@@ -16,6 +16,7 @@ from msgspec import Struct, field
 
 from asyncrl.config.model.weights import CONFIG, read_config
 from asyncrl.errors import ConfigError
+from asyncrl.files.foreign import read_json, within
 
 T = TypeVar("T")
 
@@ -101,25 +102,22 @@ def read_settings(model: Path) -> tuple[ModelConfig, Processing] | None:
 
 def _processing(model: Path) -> tuple[Path, dict[str, Any]]:
     """File with the image processor's settings, and their values; nulls are left out."""
-    nested = _read(model / NESTED).get("image_processor") if (model / NESTED).is_file() else None
+    nested = _read(model, NESTED).get("image_processor") if (model / NESTED).exists() else None
     path = model / (NESTED if nested else FLAT)
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(
             f"{model} has a model that reads pictures, but neither {FLAT} nor {NESTED} with `image_processor` in it; "
             f"copy it from the model's origin"
         )
-    return path, {name: value for name, value in (nested or _read(path)).items() if value is not None}
+    fields = _convert(nested or _read(model, FLAT), dict[str, Any], path)
+    return path, {name: value for name, value in fields.items() if value is not None}
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        fields: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        return fields
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}; copy it from the model's origin") from error
+def _read(model: Path, name: str) -> dict[str, Any]:
+    return read_json(within(model, name), dict[str, Any], remedy="copy it from the model's origin")
 
 
-def _convert(found: dict[str, Any], kind: type[T], path: Path) -> T:
+def _convert(found: Any, kind: type[T], path: Path) -> T:
     try:
         return msgspec.convert(found, kind)
     except msgspec.ValidationError as error:

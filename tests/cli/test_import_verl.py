@@ -45,7 +45,7 @@ def test_a_run_that_cannot_work_is_still_printed_and_exits_with_1(options: tuple
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("nowhere.sh",), "the script nowhere.sh cannot be read: No such file or directory"),
+        (("nowhere.sh",), "the script nowhere.sh cannot be read: there is no such file"),
         (("a.b=1", "nonsense"), "'nonsense' is no option: expected KEY=VALUE"),
         ((__file__, "--env", "1=2"), "--env '1=2': expected NAME=VALUE"),
     ],

@@ -39,7 +39,7 @@ def test_a_scan_stops_at_no_bad_row(files: list[str]) -> None:
     assert [row.text for row in found if isinstance(row, Prompt)] == ["a0", "a1", "b0"]
     assert found[3] == BadRow(f"{files[1]} line 2", "'prompt' is empty")
     assert isinstance(found[4], BadRow)
-    assert (found[4].place, found[4].reason[:17]) == (f"{files[1]} line 3", "not a JSON object")
+    assert (found[4].place, found[4].reason[:23]) == (f"{files[1]} line 3", "it is not a JSON object")
 
 
 def test_reasons_are_counted_the_most_frequent_first() -> None:

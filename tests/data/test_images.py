@@ -92,7 +92,7 @@ def test_bad_pictures_are_bad_rows_with_their_reason(tmp_path: Path, monkeypatch
     ]
     gone, large, fine, two = scanned(parquet(tmp_path, *rows))
     assert gone == BadRow(
-        f"{tmp_path}/rows.parquet row 0", f"picture {tmp_path}/gone.png cannot be read: No such file or directory"
+        f"{tmp_path}/rows.parquet row 0", f"picture {tmp_path}/gone.png cannot be read: there is no such file"
     )
     assert isinstance(large, BadRow)
     assert (

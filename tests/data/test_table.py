@@ -144,9 +144,9 @@ def test_blank_lines_do_not_shift_the_line_a_row_is_named_by(tmp_path: Path) -> 
 def test_a_line_that_is_not_an_object_is_named(tmp_path: Path) -> None:
     rows = open_rows(jsonl(tmp_path, '{"a": 1}\n[2]\n{"a": \n'))
 
-    with pytest.raises(DataError, match=r"rows\.jsonl line 2: not a JSON object: Expected `object`"):
+    with pytest.raises(DataError, match=r"rows\.jsonl line 2: it is not a JSON object: Expected `object`"):
         rows[1]
-    with pytest.raises(DataError, match=r"rows\.jsonl line 3: not a JSON object: Input data was truncated"):
+    with pytest.raises(DataError, match=r"rows\.jsonl line 3: it is not a JSON object: Input data was truncated"):
         rows[2]
 
 
@@ -158,7 +158,7 @@ def test_a_line_that_is_not_an_object_is_named(tmp_path: Path) -> None:
         pytest.param(b'[{"a": 1}]', "is one JSON array: write one object per line", id="a JSON array"),
         pytest.param(b"prompt,answer\n", "is neither parquet nor JSONL: it starts with b'prompt,answe'", id="CSV"),
         pytest.param(b"PAR1 and then nothing", "starts like parquet, but is damaged", id="cut parquet"),
-        pytest.param(b'{"a": "\xff"}', "line 1: not a JSON object", id="not UTF-8"),
+        pytest.param(b'{"a": "\xff"}', "line 1: it is not a JSON object", id="not UTF-8"),
     ],
 )
 def test_a_file_that_is_no_dataset_is_refused_in_one_line(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -191,7 +191,7 @@ def test_parquet_without_rows_is_empty(tmp_path: Path) -> None:
 def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no such dataset: .*nowhere"):
         open_rows(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"cannot read dataset .*: Is a directory"):
+    with pytest.raises(DataError, match=r"dataset .* cannot be read: it is a folder"):
         open_rows(tmp_path)
 
 
@@ -264,8 +264,8 @@ def test_a_key_that_no_row_has_is_named_with_those_present_and_the_row_that_cann
         require_column(open_rows(path), "problem.text", "--prompt-column NAME")
     assert str(refused.value) == (
         f"dataset {path} has no column 'problem.text': it has problem, n, problem.txt, problem.id; did you mean "
-        f"'problem.txt'? Name it with --prompt-column NAME. Besides, {path} line 3: not a JSON object: Input data was "
-        f"truncated"
+        f"'problem.txt'? Name it with --prompt-column NAME. Besides, {path} line 3: it is not a JSON object: Input "
+        f"data was truncated"
     )
 
 

@@ -74,7 +74,7 @@ def test_a_row_without_tools_shows_none(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        ("hammer", "'tools' cannot be read: JSON is malformed"),
+        ("hammer", "'tools' cannot be read: it is not a JSON object: JSON is malformed"),
         ({"name": "add"}, "'tools' is no list"),
         (3, "'tools' is no list"),
         (["add"], "'tools[0]' has no name"),

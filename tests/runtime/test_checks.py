@@ -106,6 +106,7 @@ def test_an_adapter_of_other_layers_is_refused_before_anything_starts(toy: Path,
 def test_what_an_unknown_architecture_hides_is_not_checked(toy: Path, tmp_path: Path) -> None:
     lines = list(check_architecture._lines(a_run(changed(toy, tmp_path, model_type="unheard")), ""))
     assert [(line.name, line.state) for line in lines] == [
+        ("weights", "good"),
         ("architecture", "bad"),
         ("positions", "absent"),
         ("memory", "absent"),

@@ -394,7 +394,7 @@ def test_a_prompt_is_a_message_of_the_user_where_the_model_has_a_chat_template(t
     ("text", "options", "problem"),
     [
         ("a", {"system": "Be brief."}, "--system is a message, but the prompt is plain text"),
-        ("a", {"files": [Path("none.png")]}, "--image none.png cannot be read: No such file or directory"),
+        ("a", {"files": [Path("none.png")]}, "--image cannot be used: none.png cannot be read: there is no such file"),
         ("a", {"files": [Path(__file__)]}, "--image cannot be used: a picture of [0-9,]+ bytes cannot be read"),
         ("<image> or <image>", {"files": [PICTURE]}, "the prompt has 2 marks <image> for 1 pictures"),
         ("<image>", {}, "the prompt has 1 marks <image> for 0 pictures"),

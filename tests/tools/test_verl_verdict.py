@@ -31,7 +31,8 @@ def refusal(kind: str, folder: Path) -> str | None:
     """What the check of a dry run says of a model with the defaults of a type; None if there are no defaults."""
     from transformers import CONFIG_MAPPING
 
-    from asyncrl.trainer.model.architecture import NotMade, check_architecture
+    from asyncrl.trainer.model.architecture import check_architecture
+    from asyncrl.weights.contents.architecture import NotMade
 
     try:
         CONFIG_MAPPING[kind]().save_pretrained(folder)

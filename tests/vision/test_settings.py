@@ -89,5 +89,5 @@ def test_settings_that_are_not_supported_are_refused(qwen3_vl: Path, changes: di
 
 def test_a_damaged_file_is_refused(qwen3_vl: Path) -> None:
     (qwen3_vl / "preprocessor_config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"preprocessor_config.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"preprocessor_config.json is not a JSON object"):
         read_settings(qwen3_vl)

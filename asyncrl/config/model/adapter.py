@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from asyncrl.config.model.weights import REMEDY, Shapes, read_shapes
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
+from asyncrl.files.foreign import NoSuchFile, read_json, within
+from asyncrl.foreign_text import shown
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
@@ -32,6 +32,8 @@ IRRELEVANT = {
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout", "eva_config"),
 }
 """Keys that change nothing about given tensors, whose names say of which layers they are."""
+MAX_SHOWN = 200
+"""Most characters of a value in a message."""
 READ = {"peft_type", "r", "lora_alpha", "init_lora_weights"}
 ON_ADAPTERS = (True, False, None, "gaussian", "orthogonal", "eva")
 """Values of ``init_lora_weights`` that set adapters alone. The others changed the weights of the model as well."""
@@ -47,20 +49,21 @@ def check_adapter(lora: Lora) -> Shapes:
     path, source = Path(lora.path), f"trainer.lora.path={lora.path}"
     config = _read_config(path, source)
     _require_plain_lora(config, source)
-    got = (config.get("r"), config.get("lora_alpha"))
-    if got != (lora.rank, lora.effective_alpha):
+    numbers = (config.get("r"), config.get("lora_alpha"))
+    if numbers != (lora.rank, lora.effective_alpha):
+        got = list(map(_told, numbers))
         raise ConfigError(
             f"{source} has r = {got[0]} and lora_alpha = {got[1]}, but trainer.lora has rank {lora.rank} and alpha "
             f"{lora.effective_alpha:g}; set trainer.lora.rank = {got[0]} and trainer.lora.alpha = {got[1]}"
         )
-    if not (path / WEIGHTS).is_file():
+    if not (path / WEIGHTS).exists():
         if (path / PICKLED).is_file():
             raise ConfigError(
                 f"{source} has {PICKLED}, a pickle, which is never read; load it with PEFT and save it again, as "
                 f"{WEIGHTS}"
             )
         raise ConfigError(f"{source} has no {WEIGHTS}; {REMEDY}")
-    return read_shapes(path / WEIGHTS)
+    return read_shapes(within(path, WEIGHTS))
 
 
 def layers_of(tensors: Iterable[str]) -> list[str]:
@@ -124,25 +127,27 @@ def base_of(path: Path) -> str:
 
 def _read_config(path: Path, source: str) -> dict[str, Any]:
     try:
-        return msgspec.json.decode((path / CONFIG).read_bytes(), type=dict[str, Any])
-    except FileNotFoundError as error:
+        return read_json(within(path, CONFIG), dict[str, Any], remedy="copy the adapter directory again")
+    except NoSuchFile as error:
         raise ConfigError(
             f"{source} is not an adapter directory (no {CONFIG} in it): give one that save_pretrained of PEFT or "
             f"asyncrl export --adapter has written"
         ) from error
-    except OSError as error:
-        raise ConfigError(f"cannot read {path / CONFIG}: {error.strerror}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path / CONFIG} is not a JSON object: {error}; copy the adapter directory again") from error
+
+
+def _told(value: Any) -> str:
+    return shown(repr(value), MAX_SHOWN)
 
 
 def _require_plain_lora(config: Mapping[str, Any], source: str) -> None:
     merge = "merge the adapter into the model with PEFT (merge_and_unload), and give the result as model.path"
     if (kind := config.get("peft_type")) != "LORA":
-        raise ConfigError(f"{source}: peft_type is {kind!r}, expected 'LORA'; {merge}")
+        raise ConfigError(f"{source}: peft_type is {_told(kind)}, expected 'LORA'; {merge}")
     if (init := config.get("init_lora_weights")) not in ON_ADAPTERS:
-        raise ConfigError(f"{source}: init_lora_weights is {init!r}, which changed weights of the model too; {merge}")
+        raise ConfigError(
+            f"{source}: init_lora_weights is {_told(init)}, which changed weights of the model too; {merge}"
+        )
     for key in sorted(config.keys() - IRRELEVANT - READ):
         value = config[key]
         if value and value != NEUTRAL.get(key):
-            raise ConfigError(f"{source}: {key} is {value!r}, but only plain LoRA is trained; {merge}")
+            raise ConfigError(f"{source}: {shown(key)} is {_told(value)}, but only plain LoRA is trained; {merge}")

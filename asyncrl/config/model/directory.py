@@ -3,26 +3,30 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any
 
 from msgspec import Struct
 
 from asyncrl.config.model import adapter
 from asyncrl.config.model.tokenizer import check_tokenizer
-from asyncrl.config.model.weights import CONFIG, check_weights, vocabulary
+from asyncrl.config.model.weights import CONFIG, check_sizes, check_weights, read_config, vocabulary
 from asyncrl.errors import ConfigError
 from asyncrl.similar_path import did_you_mean
 
+NONE: Mapping[str, Any] = MappingProxyType({})
 
-def check_model(path: str, *, setting: str = "model.path") -> None:
+
+def check_model(path: str, overrides: Mapping[str, Any] = NONE, *, setting: str = "model.path") -> None:
     """
     Raise `ConfigError` unless ``path`` is a directory with a model and its tokenizer; it may say how to get a model.
 
-    Reads no tensor. ``setting`` is the key of the path, for messages.
+    Reads no tensor. ``overrides`` are ``model.overrides``, ``setting`` is the key of the path, for messages.
     """
     model = require_directory(path, setting)
-    check_tokenizer(model, setting, vocabulary(check_weights(model, setting)))
+    shapes = check_weights(model, setting)
+    check_sizes(merged(read_config(model), overrides), shapes, "model.overrides")
+    check_tokenizer(model, setting, vocabulary(shapes))
 
 
 def require_directory(path: str, setting: str) -> Path:
@@ -103,6 +107,9 @@ def merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
 
 def _with_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """Copy of ``config`` with all keys of rotary embeddings, if there are any, in ``rope_parameters``."""
+    for key in ROPE[:2]:
+        if not isinstance(config.get(key), Mapping | NoneType):
+            raise ConfigError(f"{key} of config.json or model.overrides is {config[key]!r:.60}: expected a table")
     found = {key: value for key, value in config.items() if key not in ROPE}
     parameters = dict(config.get("rope_scaling") or {}) | dict(config.get(PARAMETERS) or {})
     if "type" in parameters:
@@ -119,6 +126,7 @@ def _copied(value: Any) -> Any:
 # ── positions ─────────────────────────────────────────────────────────────────────────────────
 # The longest sequence that a language model knows, with its scaled rotary embeddings.
 
+MAX_POSITIONS = 2**62
 POSITIONS = ("max_position_embeddings", "n_positions")
 """Keys of config.json."""
 
@@ -127,7 +135,7 @@ def scaled_positions(longest: int | None, rope: Mapping[str, Any]) -> int | None
     """Positions of a model whose rotary embeddings are scaled by ``rope``; None if it has no limit."""
     original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
     if longest and original and factor:
-        return max(longest, int(original * factor))
+        return max(longest, int(min(original * factor, MAX_POSITIONS)))
     return longest
 
 

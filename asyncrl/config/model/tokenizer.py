@@ -4,6 +4,7 @@ tokenizer is loaded.
 """
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from msgspec import Struct
 
 from asyncrl.config.model.weights import MAX_HEADER, REMEDY, read_config
 from asyncrl.errors import ConfigError
+from asyncrl.files.foreign import MAX_BYTES, opened, read_bytes, read_json, within
 from asyncrl.messages.files import FileDigest
 
 # ── prompt files ──────────────────────────────────────────────────────────────────────────────
@@ -34,6 +36,26 @@ PROMPT_FILES = (
     "processor_config.json",
     "video_preprocessor_config.json",
 )
+
+
+MAX_VOCABULARY = 40 << 20
+"""Longest file of a vocabulary; Gemma 3's has 33 MB. Those of settings have `MAX_BYTES`."""
+
+
+def check_small_files(model: Path) -> None:
+    """
+    Raise `ConfigError` unless all that transformers reads beside weights is a regular file of the folder, within its
+    limit, and JSON where its name says so.
+    """
+    for pattern in (*PROMPT_FILES, *END_FILES):
+        is_long = pattern in (*VOCABULARIES, "merges.txt")
+        limit, kind = (MAX_VOCABULARY, dict[str, msgspec.Raw]) if is_long else (MAX_BYTES, dict[str, Any])
+        for path in sorted(model.glob(pattern)):
+            found = within(model, str(path.relative_to(model)))
+            if path.suffix == ".json":
+                read_json(found, kind, limit, REMEDY)
+            else:
+                read_bytes(found, limit)
 
 
 def has_vocabulary(model: Path) -> bool:
@@ -79,6 +101,7 @@ def check_tokenizer(model: Path, setting: str, vocab_size: int | None = None) ->
         setting: Key of the path, for messages.
         vocab_size: Number of token ids of the model; None if it is not known.
     """
+    check_small_files(model)
     if not has_vocabulary(model):
         raise ConfigError(
             f"{setting}={model} has no tokenizer: expected {FAST} or another of a tokenizer's files beside "
@@ -108,8 +131,8 @@ def foreign_tokenizer(source: str, highest: int, vocab_size: int) -> str:
 def _end_ids(path: Path) -> list[int]:
     """Ids of ``eos_token_id`` in a file; none if there is no such file or it is no JSON, which others report."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Ends)
-    except (OSError, msgspec.MsgspecError):
+        found = read_json(path, _Ends)
+    except ConfigError:
         return []
     ends = [found.eos_token_id, found.text_config.eos_token_id if found.text_config else None]
     return [one for ids in ends for one in (ids if isinstance(ids, list) else [ids]) if isinstance(one, int)]
@@ -119,12 +142,7 @@ def _highest_id(path: Path) -> int:
     """Highest id of the vocabulary in a tokenizer.json, added tokens left out; -1 if there is none, or no such file."""
     if not path.is_file():
         return -1
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Fast)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a tokenizer: {error}; {REMEDY}") from error
+    found = read_json(path, _Fast, MAX_VOCABULARY, REMEDY)
     vocab = found.model.vocab
     ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))  # a list has the token of id i at place i
     return max(ids, default=-1)
@@ -188,13 +206,10 @@ def difference(model: Path, expected: Sequence[FileDigest]) -> str:
 
 
 def _digest(path: Path, name: str) -> FileDigest:
-    try:
-        with path.open("rb") as file:
-            if path.suffix == ".safetensors":  # its header: names, types and shapes of the tensors
-                length = file.read(8)
-                content = length + file.read(min(int.from_bytes(length, "little"), MAX_HEADER))
-            else:
-                content = file.read()
-        return FileDigest(name, path.stat().st_size, hashlib.sha256(content).digest())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    with opened(path) as file:
+        if path.suffix == ".safetensors":  # its header: names, types and shapes of the tensors
+            length = file.read(8)
+            digest = hashlib.sha256(length + file.read(min(int.from_bytes(length, "little"), MAX_HEADER)))
+        else:
+            digest = hashlib.file_digest(file, "sha256")
+        return FileDigest(name, os.fstat(file.fileno()).st_size, digest.digest())

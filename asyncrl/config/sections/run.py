@@ -4,10 +4,12 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from math import isnan
+from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
 from asyncrl.config.sections.section import Count, Natural, Positive, Section, Seed
 from asyncrl.errors import ConfigError
+from asyncrl.foreign_text import acting, shown
 
 
 class Goal(NamedTuple):
@@ -46,6 +48,12 @@ def goal_of(text: str) -> Goal:
             f"such as 'accuracy >= .95'"
         )
     return Goal(found["metric"], found["sign"], number / 100 if found["percent"] else number)
+
+
+def require_folder_name(name: str) -> None:
+    """Raise `ConfigError` unless ``name`` is that of a single folder, which a terminal shows as it is."""
+    if name in ("", "..") or PurePath(name).name != name or acting(name):
+        raise ConfigError(f"run.name is {shown(name)!r}: expected the name of a single folder, without '/'")
 
 
 class Run(Section, frozen=True, kw_only=True):
@@ -96,6 +104,8 @@ class Run(Section, frozen=True, kw_only=True):
                 )
         if self.stop_when:
             goal_of(self.stop_when)
+        if self.name:
+            require_folder_name(self.name)
 
 
 class Model(Section, frozen=True, kw_only=True):

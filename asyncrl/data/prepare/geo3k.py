@@ -14,12 +14,11 @@ Source:
 import string
 from pathlib import Path
 
-import msgspec
-
 from asyncrl.data.images import ImageFiles
 from asyncrl.data.prepare.published import PublishedDataset, PublishedProblem, text_of
 from asyncrl.data.table import Row, Rows, open_rows
 from asyncrl.errors import DataError
+from asyncrl.files.foreign import read_json, within
 from asyncrl.messages.trajectory import IMAGE_MARK
 
 INFO, DIAGRAM = "data.json", "img_diagram.png"
@@ -40,10 +39,8 @@ class ProblemFolders(Rows):
     def __getitem__(self, row: int, /) -> Row:
         folder = self._folders[row]
         try:
-            info = msgspec.json.decode((folder / INFO).read_bytes(), type=Row)
+            info = read_json(within(folder, INFO), Row)
             return info | {"images": [{"bytes": ImageFiles(folder / INFO).read(DIAGRAM), "path": f"{folder.name}.png"}]}
-        except msgspec.DecodeError as error:
-            raise DataError(f"{INFO} is not a JSON object: {error}") from error
         except OSError as error:
             raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
 

@@ -13,18 +13,22 @@ Source:
 """
 
 import re
-import tomllib
 from hashlib import sha256
 from pathlib import Path
+
+from msgspec import Struct, convert, field
 
 from asyncrl.data.prepare.published import PublishedDataset, PublishedProblem
 from asyncrl.data.table import Row, Rows
 from asyncrl.errors import DataError
+from asyncrl.files.foreign import parse_toml, parsed, read_bytes, read_text
 
 INSTRUCTION, SETTINGS = "instruction.md", "task.toml"
 OLD_SETTINGS = "task.yaml"
 VERIFIER_S = 600.0
 """Seconds of a verifier whose task says none."""
+MAX_CONTEXT_FILE = 1 << 28
+"""Largest file that an image is built from, in bytes."""
 
 
 class TaskFolders(Rows):
@@ -44,24 +48,41 @@ class TaskFolders(Rows):
             return _harbor(folder) if (folder / INSTRUCTION).is_file() else _terminal_bench(folder)
         except OSError as error:
             raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise DataError(f"its texts are not UTF-8: {error}") from error
 
     def place(self, row: int, /) -> str:
         return str(self._folders[row])
 
 
+class _Verifier(Struct):
+    timeout_sec: float = VERIFIER_S
+
+
+class _Environment(Struct):
+    docker_image: str = ""
+
+
+class _Task(Struct):
+    """Part of a ``task.toml`` that is read."""
+
+    environment: _Environment = field(default_factory=_Environment)
+    verifier: _Verifier = field(default_factory=_Verifier)
+
+
+class _OldTask(Struct):
+    """Part of a ``task.yaml`` that is read."""
+
+    instruction: str
+    max_test_timeout_sec: float = VERIFIER_S
+
+
 def _harbor(folder: Path) -> Row:
-    try:
-        settings = tomllib.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{SETTINGS} is not TOML: {error}") from error
-    environment = settings.get("environment", {})
-    image = environment.get("docker_image", "")
+    written = parse_toml(read_text(folder / SETTINGS), SETTINGS)
+    settings = parsed(lambda: convert(written, _Task), SETTINGS, "the settings of a task")
+    image = settings.environment.docker_image
     return {
-        "instruction": (folder / INSTRUCTION).read_text(encoding="utf-8"),
+        "instruction": read_text(folder / INSTRUCTION),
         "verifier": "tests/test.sh",
-        "verifier_s": float(settings.get("verifier", {}).get("timeout_sec", VERIFIER_S)),
+        "verifier_s": settings.verifier.timeout_sec,
         **({"container_image": image} if image else _built(folder, folder / "environment")),
         "task": str(folder),
     }
@@ -72,16 +93,16 @@ def _terminal_bench(folder: Path) -> Row:
         import yaml  # noqa: PLC0415  of this older format alone
     except ImportError as error:
         raise DataError(f"{OLD_SETTINGS} needs PyYAML: pip install pyyaml ({error})") from error
+    written = read_text(folder / OLD_SETTINGS)
     try:
-        settings = yaml.safe_load((folder / OLD_SETTINGS).read_text(encoding="utf-8"))
+        # Only what is read is looked at: a list may have itself as an item.
+        settings = parsed(lambda: convert(yaml.safe_load(written), _OldTask), OLD_SETTINGS, "the settings of a task")
     except yaml.YAMLError as error:
         raise DataError(f"{OLD_SETTINGS} is not YAML: {error}") from error
-    if not isinstance(settings, dict) or not isinstance(settings.get("instruction"), str):
-        raise DataError(f"{OLD_SETTINGS} has no instruction")
     return {
-        "instruction": settings["instruction"],
+        "instruction": settings.instruction,
         "verifier": "run-tests.sh",
-        "verifier_s": float(settings.get("max_test_timeout_sec", VERIFIER_S)),
+        "verifier_s": settings.max_test_timeout_sec,
         **_built(folder, folder),
         "task": str(folder),
     }
@@ -97,7 +118,7 @@ def _built(folder: Path, context: Path) -> Row:
         raise DataError(f"{services[0]} has several services, and an episode has one container")
     digest = sha256()
     for path in sorted(path for path in context.rglob("*") if path.is_file()):
-        content = path.read_bytes()
+        content = read_bytes(path, MAX_CONTEXT_FILE)
         digest.update(f"{path.relative_to(context)}\0{len(content)}\0".encode() + content)
     name = re.sub("[^a-z0-9]+", "-", folder.name.lower()).strip("-") or "task"
     return {"container_image": f"localhost/{name}:{digest.hexdigest()[:16]}", "container_build": str(context)}
@@ -105,7 +126,7 @@ def _built(folder: Path, context: Path) -> Row:
 
 def _num_services(path: Path) -> int:
     """Services of a compose file: the keys below ``services:`` with the least indent."""
-    found = re.search(r"^services:[^\n]*\n((?:[ \t#][^\n]*\n?|\n)*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    found = re.search(r"^services:[^\n]*\n((?:[ \t#][^\n]*\n?|\n)*)", read_text(path), re.MULTILINE)
     keys = re.findall(r"^( +)[\w.-]+:", found[1], re.MULTILINE) if found else []
     return keys.count(min(keys, key=len)) if keys else 0
 

@@ -26,6 +26,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from asyncrl.errors import ConfigError
+from asyncrl.files.foreign import read_bytes
+from asyncrl.foreign_text import shown
 from asyncrl.tools.verl.jail import CPU_S, FILE_BYTES
 
 BASE = ("HOME", "PATH", "BASH_ENV", "TMPDIR", "LC_ALL", "PWD", "OLDPWD", "SHLVL", "_")
@@ -126,15 +128,12 @@ def expand(script: Path, arguments: Sequence[str] = (), environment: Mapping[str
         ConfigError: The script cannot be read, or this machine cannot build the jail.
     """
     place, given_here = script.resolve(), environment or {}
-    try:
-        files = {place: script.read_bytes()}
-    except OSError as error:
-        raise ConfigError(f"the script {script} cannot be read: {error.strerror}; check its path") from error
+    files = {place: read_bytes(script, what=f"the script {shown(str(script))}")}
     asked: list[str] = []
     for _ in range(MOST_ROUNDS):
         trace = _ran(place, files, arguments, given_here, is_traced=True).trace
         asked = ASKED.findall(trace)
-        found = {path: path.read_bytes() for path in _named(trace, files, place) if path not in files}
+        found = {path: read_bytes(path) for path in _named(trace, files, place) if path not in files}
         if not (texts := {path: text for path, text in found.items() if b"\0" not in text}):
             break
         files |= texts

@@ -5,10 +5,10 @@ Checks by config.json and the shapes of the weights that the trainer can compute
 """
 
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from transformers import (
     CONFIG_MAPPING,
@@ -25,7 +25,7 @@ from asyncrl.config.model import weights
 from asyncrl.errors import ConfigError
 from asyncrl.vision.processor import require_encoded
 from asyncrl.vision.settings import FAMILIES
-from asyncrl.weights.contents.architecture import NONE, read_config
+from asyncrl.weights.contents.architecture import NONE, on_meta, read_config, require_held
 from asyncrl.weights.contents.names import checkpoint_specs
 
 ON_LOGITS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0, "lm_head_multiplier": 1.0}
@@ -34,10 +34,6 @@ ATTENTION = {"full_attention", "sliding_attention"}
 """Layer types that see no token of another sequence of a packed row."""
 ROPE_OF_THE_ROW = {"dynamic", "longrope"}
 """Types of rotary embeddings that depend on the last position of a row."""
-
-
-class NotMade(ConfigError):
-    """transformers reads a config.json, and makes no model by it."""
 
 
 def read_architecture(path: Path, setting: str, overrides: Mapping[str, Any] = NONE) -> Any:
@@ -95,7 +91,7 @@ def policy_class(path: Path, overrides: Mapping[str, Any] = NONE) -> Any:
 
 
 def check_architecture(
-    path: Path, shapes: Mapping[str, tuple[int, ...]] | None, setting: str, overrides: Mapping[str, Any] = NONE
+    path: Path, shapes: weights.Shapes | None, setting: str, overrides: Mapping[str, Any] = NONE
 ) -> PreTrainedConfig:
     """
     Raise `ConfigError` unless the trainer can compute the language model of a directory.
@@ -109,20 +105,15 @@ def check_architecture(
     source = f"{setting}={path}"
     model = check_config(config, source)
     if shapes is not None:
-        _check_shapes(model, shapes, source)
+        require_held(model, shapes, source)
+        _check_shapes(model, shapes, source, is_packed=hasattr(config, "quantization_config"))
     return config.get_text_config()
 
 
 def check_config(config: Any, source: str) -> PreTrainedModel:
     """The model of a config without memory. Raises `ConfigError` unless the trainer can compute it."""
     kind = language_model(config, source)
-    try:
-        with torch.device("meta"):
-            model: PreTrainedModel = kind.from_config(config)
-    except Exception as error:  # as above
-        raise NotMade(
-            f"{source}: no model can be made by its config.json: {_first_line(error)}; copy the model directory again"
-        ) from error
+    model: PreTrainedModel = on_meta(kind, config, source)
     _check_computation(model, config.get_text_config(), source)
     return model
 
@@ -205,13 +196,15 @@ def _check_computation(model: PreTrainedModel, config: Any, source: str) -> None
         )
 
 
-def _check_shapes(model: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]], source: str) -> None:
+def _check_shapes(model: PreTrainedModel, shapes: weights.Shapes, source: str, *, is_packed: bool) -> None:
     expected = {spec.name: spec.shape for spec in checkpoint_specs(model, "float32")}
     for name in sorted(expected.keys() & shapes.keys()):
         if expected[name] != shapes[name]:
             raise ConfigError(mismatch(source, name, shapes[name], expected[name]))
     missing = sorted(expected.keys() - shapes.keys())
-    if missing and not shapes.keys() - expected.keys():  # else these may be the same under names of another format
+    # Others may be the same under names of another format, which holds as many values.
+    is_less = sum(map(prod, expected.values())) > sum(map(prod, shapes.values())) and not is_packed
+    if missing and (is_less or not shapes.keys() - expected.keys()):
         raise ConfigError(lacking(source, missing))
 
 

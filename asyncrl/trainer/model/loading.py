@@ -36,7 +36,7 @@ from asyncrl.trainer.packing.packed_attention import use_packed_attention
 from asyncrl.trainer.packing.row import Row
 from asyncrl.trainer.ranks.experts import require_experts
 from asyncrl.trainer.ranks.sharding import Computation, local_rows, lone_mesh, shard_model
-from asyncrl.weights.contents.architecture import NONE, set_generation_config
+from asyncrl.weights.contents.architecture import NONE, on_meta, require_held, set_generation_config
 from asyncrl.weights.contents.names import View, checkpoint_views, saved_tensors
 
 # ── norms ─────────────────────────────────────────────────────────────────────────────────────
@@ -170,10 +170,11 @@ def make_model(path: Path, kind: Any, *, setting: str, overrides: Mapping[str, A
         ConfigError: There is no model of this kind.
     """
     source = f"{setting}={path}"
-    check_weights(require_directory(str(path), setting), setting)
+    shapes = check_weights(require_directory(str(path), setting), setting)
     config = read_architecture(path, setting, overrides)
+    config.update(options)
+    require_held(on_meta(kind, config, source), shapes, source)
     try:
-        config.update(options)
         with _parameters_on_meta():
             model = kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
         set_generation_config(model, path, overrides)

@@ -11,9 +11,11 @@ Trainer and engines must read the same architecture, or they would compute diffe
 
 import difflib
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from asyncrl.config.model import weights
@@ -24,6 +26,8 @@ from asyncrl.plug_in import describe
 NONE: Mapping[str, Any] = {}
 SETTING = "model.overrides"
 GENERATION = "generation_config.json"
+MOST, SLACK = 16, 1 << 24
+"""Most values of a model for one in its files, where eight may be packed into an integer, and values beside those."""
 
 
 def read_config(path: Path, overrides: Mapping[str, Any] = NONE) -> PreTrainedConfig:
@@ -66,6 +70,43 @@ def set_generation_config(model: Any, path: Path, overrides: Mapping[str, Any] =
     for table in (_table(changed.get("text_config")), changed):
         if (ends := table.get("eos_token_id")) is not None:
             model.generation_config.eos_token_id = ends
+
+
+class NotMade(ConfigError):
+    """transformers reads a config.json, and makes no model by it."""
+
+
+def on_meta(kind: Any, config: PreTrainedConfig, source: str, **options: Any) -> Any:
+    """
+    A transformers model without memory for weights or buffers.
+
+    Args:
+        kind: Auto class of transformers.
+        source: Name of the model, for messages.
+        options: Further arguments of ``from_config``.
+
+    Raises:
+        NotMade: There is none by this config.
+    """
+    try:
+        with torch.device("meta"):
+            return kind.from_config(config, **options)
+    except Exception as error:  # a wrong value in config.json may raise anything
+        raise NotMade(
+            f"{source}: no model can be made by its config.json: {describe(error, __file__)}; copy the model directory "
+            f"again"
+        ) from error
+
+
+def require_held(model: Any, shapes: weights.Shapes, source: str) -> None:
+    """Raise `ConfigError` for a model from `on_meta` with far more values than files with weights of these shapes."""
+    asked = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    held = sum(map(prod, shapes.values()))
+    if asked > MOST * held + SLACK:
+        raise ConfigError(
+            f"{source}: a model by its config.json has {asked:,} values, but its safetensors hold {held:,}; use config "
+            f"and weights of one model"
+        )
 
 
 def num_positions(config: Any) -> int | None:

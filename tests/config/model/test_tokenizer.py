@@ -119,7 +119,7 @@ def test_other_files_of_a_tokenizer_are_left_to_transformers(tmp_path: Path, nam
 
 def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"model": 3}')
-    assert refusal(tmp_path).startswith("MODEL/tokenizer.json is not a tokenizer: ")
+    assert refusal(tmp_path).startswith("MODEL/tokenizer.json is not a JSON object: ")
 
 
 @pytest.mark.parametrize(

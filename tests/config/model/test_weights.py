@@ -42,18 +42,18 @@ def test_a_file_that_was_cut_off_is_refused_with_both_sizes(file: Path) -> None:
 )
 def test_a_file_of_another_kind_is_refused(file: Path, contents: bytes) -> None:
     file.write_bytes(contents)
-    with pytest.raises(ConfigError, match=r"is damaged: it does not begin with a safetensors header; copy the model"):
+    with pytest.raises(ConfigError, match=r"the safetensors header of .* is not a JSON object: .*; copy the model"):
         read_shapes(file)
 
 
 def test_a_header_that_claims_the_whole_memory_is_not_read(file: Path) -> None:
     file.write_bytes((1 << 62).to_bytes(8, "little") + b"{}")
-    with pytest.raises(ConfigError, match="does not begin with a safetensors header"):
+    with pytest.raises(ConfigError, match=r"the safetensors header of .* is not a JSON object"):
         read_shapes(file)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot read .*none: No such file"):
+    with pytest.raises(ConfigError, match=r"none cannot be read: there is no such file"):
         read_shapes(tmp_path / "none")
 
 
@@ -150,3 +150,46 @@ def test_a_missing_shard_is_named(sharded: Path) -> None:
 def test_a_shard_without_one_of_its_weights_is_named(sharded: Path) -> None:
     write_safetensors(sharded / "part-1.safetensors", {"model.layers.0.mlp.weight": (4, 4)})
     assert "part-1.safetensors lacks 'model.norm.weight'" in refusal(sharded)
+
+
+@pytest.mark.parametrize("name", ["../part-0.safetensors", "/etc/passwd", "", ".."])
+def test_an_index_names_files_of_its_folder_alone(sharded: Path, name: str) -> None:
+    write_safetensors(sharded.parent / "part-0.safetensors", shapes_of())
+    (sharded / "model.safetensors.index.json").write_bytes(msgspec.json.encode({"weight_map": {"a": name}}))
+    assert "leads out of the folder MODEL, to" in refusal(sharded)
+
+
+def entry(start: int, stop: int, shape: tuple[object, ...] = (2,), dtype: str = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": (start, stop)}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sentence"),
+    [
+        ({"a": entry(0, 8), "b": entry(0, 8)}, "b begins at byte 0 of the values, expected 8, where the tensor before"),
+        ({"a": entry(0, 8), "b": entry(4, 12)}, "b begins at byte 4"),
+        ({"a": entry(4, 12)}, "a begins at byte 4 of the values, expected 0"),
+        ({"a": entry(0, 8), "b": entry(12, 20)}, "b begins at byte 12 of the values, expected 8"),
+        ({"a": entry(0, 12)}, r"a has 12 bytes, expected 8 of F32 in the shape \[2\]"),
+        ({"a": entry(8, 0)}, "a begins at byte 8"),
+        ({"a": entry(0, 8, (2**62, 2**62))}, "a has 8 bytes, expected 85,"),
+        ({"a": entry(0, 8, (-2,))}, r"a in the safetensors header of .* is not a JSON object: Expected `int` >= 0"),
+        ({"a": entry(0, 8, (True,))}, "is not a JSON object: Expected `int`, got `bool`"),
+        ({"a": entry(0, 8, (1,) * 99)}, "is not a JSON object: Expected `array` of length <= 16"),
+        ({"a": entry(0, 8, dtype="I4")}, "a has the dtype I4, expected one of F4, "),
+        ({"a": 3}, r"a in the safetensors header of .* is not a JSON object: Expected `object`"),
+        ({"a": {}}, "missing required field"),
+    ],
+    ids=str,
+)
+def test_tensors_fill_their_file_one_after_the_other(file: Path, tensors: dict[str, object], sentence: str) -> None:
+    header = msgspec.json.encode(tensors)
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(ConfigError, match=sentence):
+        read_shapes(file)
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "n_layer", "hidden_size", "n_embd", "num_experts", "head_dim"])
+def test_a_config_asks_for_no_more_than_the_files_hold(tmp_path: Path, key: str) -> None:
+    model = write_model(tmp_path / "model", vision_config={key: 10**9})
+    assert f"config.json says {key}=1,000,000,000, but the safetensors hold 4 tensors" in refusal(model)

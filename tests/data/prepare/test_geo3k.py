@@ -82,7 +82,7 @@ def test_folders_with_a_missing_picture_or_broken_json_are_bad_rows(tmp_path: Pa
     report = prepare(GEO3K, tmp_path / "train", tmp_path / "out.parquet", skip_bad=True)
 
     assert [row.place for row in report.bad] == [str(tmp_path / "train" / number) for number in ("1", "2")]
-    assert "img_diagram.png cannot be read: No such file" in report.bad[0].reason
+    assert "img_diagram.png cannot be read: there is no such file" in report.bad[0].reason
     assert "data.json is not a JSON object" in report.bad[1].reason
 
 

@@ -195,7 +195,7 @@ def test_a_line_without_a_question_is_named(tmp_path: Path) -> None:
     path = tmp_path / "gsm8k.jsonl"
     path.write_text('{"question": "?", "answer": "#### 1"}\n{"answer": "#### 1"}\n{"question":\n')
 
-    with pytest.raises(DataError, match=r"line 2: 'question' is missing, or not text; .* line 3: not a JSON object"):
+    with pytest.raises(DataError, match=r"line 2: 'question' is missing, or not text; .* line 3: it is not a JSON"):
         prepare(GSM8K, path, tmp_path / "out.parquet")
 
 

@@ -307,7 +307,7 @@ def test_a_strict_umask_does_not_lock_the_jail(tmp_path: Path) -> None:
 
 
 def test_a_script_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"the script .*nowhere.sh cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"the script .*nowhere.sh cannot be read: there is no such file"):
         expand(tmp_path / "nowhere.sh")
 
 

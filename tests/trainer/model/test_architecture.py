@@ -29,7 +29,7 @@ SMALL = {
     "head_dim": 8,
 }
 
-UNKNOWN: dict[str, tuple[int, ...]] = {"a name of another format": (1,)}
+UNKNOWN: dict[str, tuple[int, ...]] = {"a name of another format": (1 << 24,)}
 
 
 def refusal(path: Path, shapes: dict[str, tuple[int, ...]]) -> str:

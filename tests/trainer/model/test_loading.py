@@ -97,8 +97,8 @@ def test_another_vocabulary_and_a_file_cut_off_are_one_sentence_each(save_model)
     ("settings", "sentence"),
     [
         ({"model_type": "unheard"}, "has no model of model_type 'unheard'; use a model of a type that it has"),
-        ({"model_type": "vit"}, "cannot load a causal language model: ValueError: "),
-        ({"hidden_act": "unheard"}, "cannot load a causal language model: KeyError: "),
+        ({"model_type": "vit"}, "no model can be made by its config.json: ValueError: "),
+        ({"hidden_act": "unheard"}, "no model can be made by its config.json: KeyError: "),
     ],
 )
 def test_a_config_that_makes_no_model_is_one_sentence(save_model, settings, sentence):

@@ -36,6 +36,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from asyncrl.config.config import Config
 from asyncrl.config.model.directory import check_model
+from asyncrl.config.model.weights import check_weights
 from asyncrl.engine import Completion, EngineLoad, Request
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.plug_in import describe
@@ -48,7 +49,7 @@ from asyncrl.rollout.engines.transformers.kv_cache import KVCache, RouteCache
 from asyncrl.rollout.engines.transformers.pictures import PlacedPictures, VisionTower, mrope
 from asyncrl.rollout.engines.transformers.slots import SlotJob, SlotTable
 from asyncrl.vision.processor import ENCODED, ImageProcessor
-from asyncrl.weights.contents.architecture import NONE, read_config, set_generation_config
+from asyncrl.weights.contents.architecture import NONE, on_meta, read_config, require_held, set_generation_config
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.token_ids import find_token_ids, load_tokenizer
 from asyncrl.weights.groups.device import current, device_name, device_thread, torch_device
@@ -223,15 +224,18 @@ class TransformersEngine(TokenizedEngine):
 
         Raises `ConfigError` as the constructor does, or if there is no such device.
         """
-        check_model(model_path)
+        check_model(model_path, overrides)
         own = torch_device(device)
         tokenizer = load_tokenizer(model_path)
         processor = ImageProcessor.load(Path(model_path))
         family = AutoModelForImageTextToText if processor else AutoModelForCausalLM
+        source = f"model.path={model_path}"
         try:
+            config = read_config(Path(model_path), overrides)
+            require_held(on_meta(family, config, source), check_weights(Path(model_path), "model.path"), source)
             model = family.from_pretrained(
                 model_path,
-                config=read_config(Path(model_path), overrides),
+                config=config,
                 dtype=getattr(torch, dtype),
                 local_files_only=True,
                 trust_remote_code=False,
@@ -241,7 +245,7 @@ class TransformersEngine(TokenizedEngine):
         except ConfigError:
             raise
         except Exception as error:  # a wrong value in config.json may raise anything
-            raise ConfigError(f"model.path={model_path} cannot be loaded: {describe(error, __file__)}") from error
+            raise ConfigError(f"{source} cannot be loaded: {describe(error, __file__)}") from error
         with current(own):
             return cls(model.requires_grad_(False).to(own), tokenizer, processor=processor, **options)
 

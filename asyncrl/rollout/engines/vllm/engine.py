@@ -112,7 +112,7 @@ class VllmEngine(TokenizedEngine):
         """Start vLLM and load the model, in any thread. Raises `ConfigError` or `EngineDied`, as `launch` does."""
         if find_spec("vllm") is None:
             raise ConfigError(NOT_INSTALLED)
-        check_model(config.model.path)
+        check_model(config.model.path, config.model.overrides)
         tokenizer = load_tokenizer(config.model.path)
         with_pictures = reads_pictures(config.model.path)
         with environment(DEFAULTS):
