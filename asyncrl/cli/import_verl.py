@@ -19,7 +19,7 @@ from asyncrl.tools.verl.launch import Launch, find_launch, of_options
 from asyncrl.tools.verl.options import files
 from asyncrl.tools.verl.overrides import Fate
 from asyncrl.tools.verl.translate import Translation, translate
-from asyncrl.tools.verl_verdict import Judgement, judge
+from asyncrl.tools.verl_verdict import ScriptVerdict, judge
 
 # ── translation ───────────────────────────────────────────────────────────────────────────────
 # The launch of a script or of options, and the account of its translation.
@@ -27,7 +27,7 @@ from asyncrl.tools.verl_verdict import Judgement, judge
 ORDER: Sequence[Fate] = ("mapped", "not needed", "substituted", "not supported", "unknown")
 
 
-def report(translation: Translation, complaints: Sequence[str], judgement: Judgement) -> list[str]:
+def report(translation: Translation, complaints: Sequence[str], judgement: ScriptVerdict) -> list[str]:
     """Lines of the account: the options by fate, what the checks say, and the verdict with counts."""
     lines: list[str] = []
     for fate in ORDER:

@@ -17,7 +17,7 @@ from asyncrl.config.config import leaves
 from asyncrl.config.sections.section import Section
 from asyncrl.config.suggestions import fields, section_in, unknown
 from asyncrl.errors import ConfigError, DataError, mistakes
-from asyncrl.files.foreign import NoSuchFile, parse_toml, read_text, require_parts
+from asyncrl.files.foreign import NoSuchFile, parse_toml, parsed, read_bytes, require_parts
 from asyncrl.files.json_lines import toml_value
 from asyncrl.foreign_text import shown
 from asyncrl.similar_path import did_you_mean
@@ -41,7 +41,9 @@ def read(path: Path, what: str) -> dict[str, Any]:
     if path.is_dir():
         raise ConfigError(f"{path} is a folder, not a {what}{did_you_mean(path / 'run.toml', _is_toml)}")
     try:
-        return parse_toml(read_text(path, MAX_FILE), shown(str(path)))
+        content = read_bytes(path, MAX_FILE)
+        text = parsed(lambda: content.decode("utf-8-sig"), shown(str(path)), "TOML", "save it as UTF-8")
+        return parse_toml(text, shown(str(path)))
     except NoSuchFile as error:
         raise ConfigError(f"no such {what}: {path}{did_you_mean(path, _is_toml)}") from error
 

@@ -103,16 +103,23 @@ def _require_regular(mode: int, what: str) -> None:
         raise DataError(f"{what} cannot be read: it is {kind}, expected a regular file")
 
 
+CACHES = {"snapshots": "blobs", "folders": "files"}
+"""
+Folders of a cache whose files are links, and where these lead: of the Hub, ``models--OWNER--NAME/snapshots/COMMIT`` and
+``models--OWNER--NAME/blobs``, and of what `asyncrl.wire.files` fetches.
+"""
+
+
 def within(folder: Path, name: str) -> Path:
     """
-    Path of a file that a folder has, by its name; links may lead about in the folder, or to the blobs of the Hub's
-    cache, ``models--OWNER--NAME/blobs`` for ``models--OWNER--NAME/snapshots/COMMIT``.
+    Path of a file that a folder has, by its name; links may lead about in the folder, or to the files of a cache that
+    has such folders: `CACHES`.
 
     Raises:
         DataError: The name, or a link, leads out of the folder.
     """
     path, home = folder / name, Path(os.path.realpath(folder))
-    allowed = {home, home.parents[1] / "blobs"} if home.parent.name == "snapshots" else {home}
+    allowed = {home, *(home.parents[1] / files for folders, files in CACHES.items() if home.parent.name == folders)}
     with _readable(shown(str(path))):
         found = Path(os.path.realpath(path))
     if ".." in Path(name).parts or allowed.isdisjoint(found.parents):

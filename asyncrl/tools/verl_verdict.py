@@ -37,7 +37,7 @@ from asyncrl.vision.settings import FAMILIES
 Verdict = Literal["runs", "runs with substitutions", "cannot", "not known"]
 
 
-class Judgement(Struct, frozen=True):
+class ScriptVerdict(Struct, frozen=True):
     """Verdict on a translation, with sentences about what the checks found and about what they could not check."""
 
     verdict: Verdict
@@ -48,7 +48,7 @@ class Judgement(Struct, frozen=True):
     """Sentences for files that the run needs and that are not here."""
 
 
-def judge(translation: Translation, of_type: Callable[[Config, str, str], str] = check_type) -> Judgement:
+def judge(translation: Translation, of_type: Callable[[Config, str, str], str] = check_type) -> ScriptVerdict:
     """
     Verdict by the account of a launch and by the checks of its run file. Takes seconds.
 
@@ -56,11 +56,11 @@ def judge(translation: Translation, of_type: Callable[[Config, str, str], str] =
     """
     raw: dict[str, Any] = tomllib.loads(translation.toml)
     if translation.missing:
-        return Judgement("cannot")
+        return ScriptVerdict("cannot")
     try:
         config = decode(dict(raw))
     except ConfigError as error:
-        return Judgement("cannot", (f"the run file does not pass the check of asyncrl run: {error}",))
+        return ScriptVerdict("cannot", (f"the run file does not pass the check of asyncrl run: {error}",))
     unread = tuple(f"not read: {name} is not here" for name in _absent(config))
     problems: list[str] = []
     unknown: list[str] = []
@@ -74,7 +74,7 @@ def judge(translation: Translation, of_type: Callable[[Config, str, str], str] =
         verdict = "cannot"
     elif unknown and verdict != "cannot":
         verdict = "not known"
-    return Judgement(verdict, tuple(problems), tuple(unknown), unread)
+    return ScriptVerdict(verdict, tuple(problems), tuple(unknown), unread)
 
 
 # ── checks ────────────────────────────────────────────────────────────────────────────────────

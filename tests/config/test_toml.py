@@ -67,5 +67,5 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_bytes(b"\xef\xbb\xbf[run]\nsteps = 3\n")
     assert read(tmp_path / "run.toml", "config file") == {"run": {"steps": 3}}
     (tmp_path / "run.toml").write_bytes("[run]\nsteps = 3\n".encode("utf-16"))
-    with pytest.raises(ConfigError, match=r"run\.toml is not text in UTF-8: .*; save it as UTF-8$"):
+    with pytest.raises(ConfigError, match=r"run\.toml is not TOML: .*; save it as UTF-8$"):
         read(tmp_path / "run.toml", "config file")

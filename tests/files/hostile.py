@@ -49,7 +49,7 @@ def apart(make: Make, path: Path) -> None:
 def outcome(read: Callable[[], object]) -> Outcome:
     """Call ``read`` in a child, which may take `LIMIT_S` of a core and `LIMIT_BYTES` more than there are now."""
     reader, writer = os.pipe()
-    began = time.monotonic()
+    began, before = time.monotonic(), int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     if not (pid := os.fork()):
         os.write(writer, msgspec.json.encode(_outcome_here(read)))
         os._exit(0)
@@ -59,7 +59,7 @@ def outcome(read: Callable[[], object]) -> Outcome:
     _, status, used = os.wait4(pid, 0)
     ended = os.waitstatus_to_exitcode(status)
     found = msgspec.json.decode(told, type=Outcome) if told else Outcome(ended, trace=f"ended with {ended}")
-    found.seconds, found.peak_mb = round(time.monotonic() - began, 2), used.ru_maxrss >> 10
+    found.seconds, found.peak_mb = round(time.monotonic() - began, 2), ((used.ru_maxrss << 10) - before) >> 20
     return found
 
 

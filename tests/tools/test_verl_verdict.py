@@ -7,7 +7,7 @@ import pytest
 from asyncrl.errors import ConfigError
 from asyncrl.runtime.check_type import unknown_of
 from asyncrl.tools import verl_verdict
-from asyncrl.tools.verl_verdict import Judgement, judge
+from asyncrl.tools.verl_verdict import ScriptVerdict, judge
 from asyncrl.vision.settings import FAMILIES
 from tests.tools.verl.launches import translated
 
@@ -20,7 +20,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-def of_model(path: str, *options: str) -> Judgement:
+def of_model(path: str, *options: str) -> ScriptVerdict:
     return judge(translated("synchronous", f"{M}.path={path}", *options), unknown_of)
 
 
@@ -63,7 +63,7 @@ def test_the_verdict_on_every_type_of_transformers_is_that_of_the_check_of_a_dry
         elif said:
             assert (verdict.verdict, said in verdict.problems[0]) == ("cannot", True), (kind, verdict, said)
         else:
-            assert verdict == Judgement("runs"), kind
+            assert verdict == ScriptVerdict("runs"), kind
     assert {found[kind] for kind in ("qwen2", "qwen3_vl", "deepseek_v3")} == {"runs"}
     assert {found[kind] for kind in ("gemma2", "mamba", "gpt_oss", "glm4v")} == {"cannot"}
     assert found["encoder-decoder"] == "not known"
