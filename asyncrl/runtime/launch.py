@@ -383,8 +383,8 @@ def _until(config: Config, stop_when: str) -> Config:
 
 
 def _without(config: Config, skip_steps: Sequence[int]) -> Config:
-    if (last := max(skip_steps)) >= config.run.steps:
-        raise ConfigError(f"--skip-step {last}: expected a step of the run, 0 to {config.run.steps - 1}")
+    if (last := max(skip_steps)) > config.run.steps:
+        raise ConfigError(f"--skip-step {last}: expected a step of the run, 1 to {config.run.steps}")
     return replace(config, run=replace(config.run, skip_steps=sorted({*config.run.skip_steps, *skip_steps})))
 
 

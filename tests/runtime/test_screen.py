@@ -92,7 +92,7 @@ def test_a_node_that_is_back_is_said():
     screen.returned(Returned("trainer-0", 30.2, 250))
     screen.returned(Returned("reward-0", 3.0))
     assert written.getvalue().splitlines() == [
-        "trainer-0 is back after 30 s, from step 250",
+        "trainer-0 is back after 30 s, from step 251",
         "reward-0 is back after 3 s",
     ]
 
