@@ -193,7 +193,7 @@ def _whereabouts(scheduler: Scheduler, groups: Mapping[GroupState, int]) -> str:
 
 # ── status ────────────────────────────────────────────────────────────────────────────────────
 
-PAUSED = "paused by {by}: rollouts get no new leases, what is in hand goes on; asyncrl resume-sampling ends it"
+PAUSED = "paused by {by}: rollouts get no new leases, what is in hand goes on; asyncrl unpause ends it"
 
 
 def run_status(

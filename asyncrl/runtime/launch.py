@@ -326,7 +326,7 @@ def resume(
 def _held(directory: RunDirectory) -> Iterator[None]:
     """Hold a run that no other process runs or serves, before anything in it is changed; raises `LinkError`."""
     running = f"the run in {directory.path} is being run already"
-    remedy = "`asyncrl attach` shows it, and `asyncrl resume-sampling` ends a pause"
+    remedy = "`asyncrl attach` shows it, and `asyncrl unpause` ends a pause"
     with locked(directory.supervisor_lock, running, LOCK_WAIT_S, remedy=remedy):
         with locked(directory.lock, running, LOCK_WAIT_S, remedy=remedy):
             pass  # A broker whose supervisor was killed has ended.

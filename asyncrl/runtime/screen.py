@@ -253,7 +253,7 @@ class Screen:
         self._is_paused = paused.is_paused
         self._bar.update(self._task, description="paused" if paused.is_paused else "")
         if paused.is_paused:
-            self.say(f"paused by {paused.by}: no new leases; `asyncrl resume-sampling` lets sampling go on")
+            self.say(f"paused by {paused.by}: no new leases; `asyncrl unpause` lets sampling go on")
         else:
             self.say(f"sampling goes on: {paused.by} ended the pause")
 

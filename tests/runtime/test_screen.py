@@ -234,7 +234,7 @@ def test_a_pause_is_told_and_marks_the_steps_that_what_is_in_hand_completes():
         screen.paused(Paused(False, "bob-8"))
         screen.step(progress(4))
     lines = written.getvalue().splitlines()
-    assert lines[0] == "paused by alice-7: no new leases; `asyncrl resume-sampling` lets sampling go on"
+    assert lines[0] == "paused by alice-7: no new leases; `asyncrl unpause` lets sampling go on"
     assert [line.endswith("(paused)") for line in lines if line.startswith("step")] == [True, False]
     assert "sampling goes on: bob-8 ended the pause" in lines
 
