@@ -14,6 +14,7 @@ from asyncrl.messages.trainer import Commit, Resumed, StepFailed, Stepped, Take
 from asyncrl.messages.weights import Live, Publishing, Transferred, Uploaded
 from asyncrl.records.events import EventKind
 from asyncrl.records.failure_sentences import COUNTED_AS, OTHERS, RaisedError, attempts_at, sentences
+from asyncrl.records.formatting import nth
 
 # ── units ─────────────────────────────────────────────────────────────────────────────────────
 # Failed units counted by cause, so that a broken reward is seen while the run goes on.
@@ -193,11 +194,11 @@ class ProgressCheck:
         """
         match message:
             case Take(step=step) if step > next_step or step >= self._steps:
-                return f"step {step} cannot be next: the batch of step {next_step} was not taken yet"
+                return f"step {nth(step)} cannot be next: the batch of step {nth(next_step)} was not taken yet"
             case Commit(step=step) | Stepped(step=step) | StepFailed(step=step) if step >= next_step:
-                return f"step {step} cannot be done: the batch of step {next_step} was not taken yet"
+                return f"step {nth(step)} cannot be done: the batch of step {nth(next_step)} was not taken yet"
             case Resumed(steps=done) if done > next_step:
-                return f"{done} steps cannot be done: the batch of step {next_step} was not taken yet"
+                return f"{done} steps cannot be done: the batch of step {nth(next_step)} was not taken yet"
             case Publishing(policy_version=version, next_step=done):
                 return self._publishing(version, done, next_step)
             case (
@@ -209,7 +210,9 @@ class ProgressCheck:
 
     def _publishing(self, version: int, done: int, next_step: int) -> str:
         if done > next_step:
-            return f"version {version} cannot contain {done} steps: the batch of step {next_step} was not taken yet"
+            return (
+                f"version {version} cannot contain {done} steps: the batch of step {nth(next_step)} was not taken yet"
+            )
         # A trainer that resumes between two publishes offers the weights of its checkpoint under the last version.
         fewest, most = done // self._steps_per_publish, -(-done // self._steps_per_publish)
         return "" if fewest <= version <= most else f"version {version} cannot be the one after {done} steps"
@@ -237,9 +240,9 @@ class StepFailures:
         causes, cause = self._causes.setdefault(step, set()), cause_key("trainer", reason)
         if cause in causes:
             raise RunFailed(
-                f"the trainer failed twice at step {step} for the same reason: {' '.join(reason.split())}; mend the "
-                f"cause and resume the run, or have it leave out the batch of that step: asyncrl resume RUN "
-                f"--skip-step {step}"
+                f"the trainer failed twice at step {nth(step)} for the same reason: {' '.join(reason.split())}; "
+                f"mend the cause and resume the run, or have it leave out the batch of that step: asyncrl resume RUN "
+                f"--skip-step {nth(step)}"
             )
         causes.add(cause)
 

@@ -17,6 +17,7 @@ from asyncrl.broker.scheduler import Scheduler
 from asyncrl.messages.spool import HOSTED_SPOOL
 from asyncrl.messages.supervisor import AbsentNode, Exited, Incident, NodeStatus, Status, ToldState
 from asyncrl.records.evaluation_metrics import graded_reward
+from asyncrl.records.formatting import nth
 from asyncrl.records.node_states import NodeRecord
 from asyncrl.records.states import GROUP_STATES, ConnectedState, GroupState
 
@@ -148,20 +149,20 @@ def _trainer_waits(scheduler: Scheduler, node: Node, groups: Mapping[GroupState,
     if scheduler.window.room <= 0 and not groups["unleased"] + groups["sampling"] + groups["grading"]:
         return _because(f"version {scheduler.transfers.staged_version} to be live, which frees the window", absent)
     rest = absent or _whereabouts(scheduler, groups)
-    return f"step {step + 1}: {complete} of {needed} groups complete, {rest}"
+    return f"step {nth(step)}: {complete} of {needed} groups complete, {rest}"
 
 
 def _complete_batch_waits(scheduler: Scheduler, step: int, absent: str) -> str:
     """Reason why a step waits although enough groups are complete."""
     training, transfers = scheduler.training, scheduler.transfers
     if spools := training.awaited_spools:
-        return f"step {step + 1} waits for {_away(spools)} with payloads of its groups"
+        return f"step {nth(step)} waits for {_away(spools)} with payloads of its groups"
     oldest = next((group for group in training.batches if not group.is_complete), None)
     if oldest is None or training.awaits_version(transfers.live_version):
         return _because(f"version {transfers.staged_version} to be live", absent)
     doing = {"unleased": "which no rollout has yet", "sampling": "which are still sampled"}
     rest = absent or doing.get(_state_of(oldest)) or f"which are {_graded(scheduler)}"
-    return f"step {step + 1} waits for its oldest groups{':' if absent else ','} {rest}"
+    return f"step {nth(step)} waits for its oldest groups{':' if absent else ','} {rest}"
 
 
 def _away(spools: Sequence[str]) -> str:
@@ -192,7 +193,7 @@ def _whereabouts(scheduler: Scheduler, groups: Mapping[GroupState, int]) -> str:
 
 # ── status ────────────────────────────────────────────────────────────────────────────────────
 
-PAUSED = "paused by {by}: rollouts get no new leases, what is in hand goes on; asyncrl resume-sampling ends it"
+PAUSED = "paused by {by}: rollouts get no new leases, what is in hand goes on; asyncrl unpause ends it"
 
 
 def run_status(

@@ -29,6 +29,7 @@ from asyncrl.errors import RunFailed
 from asyncrl.messages.spool import Trim
 from asyncrl.messages.trainer import Batch, Commit, Refusal, StepFailed, Stepped, Take
 from asyncrl.messages.trajectory import Unit
+from asyncrl.records.formatting import nth, ordinal
 
 
 class TrainingGroups:
@@ -72,7 +73,7 @@ class TrainingGroups:
         self.filtering = GroupFilter(schedule, config.environment.seats)
         self._drops = DropLimit(schedule.window)
         self._least_group = config.least_group
-        self._skipped_steps = frozenset(config.run.skip_steps)
+        self._skipped_steps = frozenset(map(ordinal, config.run.skip_steps))
         self._step_failures = StepFailures()
         self._wanted_step: tuple[int, str] | None = None
         """Step of the unanswered `Take`, and the trainer's peer."""
@@ -278,7 +279,7 @@ class TrainingGroups:
             for group in groups:
                 if not group.untrained:
                     unit = group.kept[0].unit
-                    self._refused(step, group, Refusal(unit, f"run.skip_steps has step {step}", at_fault=""))
+                    self._refused(step, group, Refusal(unit, f"run.skip_steps has step {nth(step)}", at_fault=""))
         trajectories = [
             # The trainer refused in an earlier life what was given up.
             slot.scored_trajectory(group.untrained if slot.state is SlotState.GIVEN_UP else "")
@@ -291,8 +292,9 @@ class TrainingGroups:
         if step < self.batches.next_step:
             self._wanted_step = None
             raise RunFailed(
-                f"the trainer asks for step {step}, whose payloads are gone because two checkpoints contain it: resume "
-                f"the trainer from one of the two newest checkpoints; the newest contains step {self.committed_step}"
+                f"the trainer asks for step {nth(step)}, whose payloads are gone because two checkpoints contain it: "
+                "resume the trainer from one of the two newest checkpoints; the newest contains step "
+                f"{nth(self.committed_step)}"
             )
         if self._stragglers and not self._stragglers.may_form(step, live_version):
             return None

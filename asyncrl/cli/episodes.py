@@ -59,7 +59,7 @@ def try_(row: int, text: str | None, answer: str, **choices: Any) -> None:
 
 @episode.command()
 @click.argument("run_directory", metavar="RUN", type=RUN_PATH)
-@click.option("--step", type=click.IntRange(min=0), help="Step that trained on it, from 0.  [default: newest]")
+@click.option("--step", type=click.IntRange(min=1), help="Step that trained on it.  [default: newest]")
 @click.option("--group", type=click.IntRange(min=0), help="Group id.  [default: any]")
 @click.option("--index", type=click.IntRange(min=0), help="Index in the group.  [default: any]")
 @click.option("--count", type=click.IntRange(min=1), default=1, help="Most episodes shown.")
@@ -72,12 +72,13 @@ def show(run_directory: Path, step: int | None, group: int | None, index: int | 
     """
     from itertools import islice
 
+    from asyncrl.records.formatting import ordinal
     from asyncrl.records.run_record import require_run
-    from asyncrl.records.samples import newest_file, read_episodes
+    from asyncrl.records.samples import newest_file, read_episodes, step_file
     from asyncrl.tools.play import sampled_lines
 
     folder = require_run(run_directory).samples
-    path = newest_file(folder) if step is None else folder / f"step_{step:06d}.parquet"
+    path = newest_file(folder) if step is None else step_file(folder, ordinal(step))
     if path is None:
         raise ConfigError(f"there are no samples in {folder} yet: no step is done")
     found = read_episodes(path, lambda g, i: group in (None, g) and index in (None, i))

@@ -263,8 +263,8 @@ def run(
     "skip_steps",
     metavar="N",
     multiple=True,
-    type=click.IntRange(0),
-    help="Leave out the batch of step N, counted from 0, at which the trainer fails; may be repeated.",
+    type=click.IntRange(1),
+    help="Leave out the batch of step N, at which the trainer fails; may be repeated.",
 )
 @click.option(
     "--stop-when",

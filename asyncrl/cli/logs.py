@@ -23,6 +23,7 @@ from asyncrl.files.json_lines import JsonLines
 from asyncrl.foreign_text import escaped
 from asyncrl.messages.spool import HOSTED_SPOOL
 from asyncrl.records.events import EVENT_KINDS
+from asyncrl.records.formatting import numbered
 from asyncrl.records.run_directory import SCREEN, RunDirectory
 from asyncrl.records.run_record import is_going_on, is_run, require_run
 from asyncrl.spool.folder import ID_BYTES
@@ -225,7 +226,7 @@ def _readable(line: LogLine, *, names_node: bool) -> str:
     if fields["event"] == PRINTED:
         return f"{head}{fields.get('text', '')}"
     level = str(fields.get("level", "info"))
-    rest = " ".join(f"{key}={field_text(value)}" for key, value in fields.items() if key not in NOT_FIELDS)
+    rest = " ".join(f"{key}={field_text(value)}" for key, value in numbered(fields).items() if key not in NOT_FIELDS)
     about = f" about={field_text(fields['node'])}" if fields.get("node", line.node) != line.node else ""
     time = line.at[11:23]
     return f"{time} {head}{'' if level == 'info' else f'{level}: '}{fields['event']}{about} {rest}".rstrip()
@@ -309,10 +310,10 @@ def _is_of_any(name: str, kinds: Iterable[str]) -> bool:
 
 
 def event_lines(events: Iterable[Mapping[str, Any]]) -> list[str]:
-    """One line per event: time, kind, and the other fields as ``key=value``."""
+    """One line per event: time, kind, and the other fields as ``key=value``, with steps counted from 1."""
     lines = []
     for event in events:
-        rest = {key: value for key, value in event.items() if key not in ("at", "event")}
+        rest = {key: value for key, value in numbered(event).items() if key not in ("at", "event")}
         fields = " ".join(f"{key}={field_text(value)}" for key, value in rest.items())
         lines.append(escaped(f"{event.get('at', '')}  {event.get('event', ''):<{KIND_CHARS}}  {fields}").rstrip())
     return lines

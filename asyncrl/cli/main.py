@@ -30,7 +30,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "Try before a run": ("reward", "loss", "advantage", "episode"),
     "Run": ("run", "resume", "stop"),
     "Watch a run": ("status", "top", "dashboard", "logs", "events", "attach", "ls", "why", "stacks", "track"),
-    "Change a run that goes on": ("set", "pause", "resume-sampling", "drain", "admit"),
+    "Change a run that goes on": ("set", "pause", "unpause", "drain", "admit"),
     "Read what a run recorded": ("report", "samples", "dead-letters", "audit"),
     "Use a model": ("sample", "eval", "export"),
     "Several machines": ("keys", "services"),

@@ -31,7 +31,7 @@ from asyncrl.wire.link import Link
 from asyncrl.wire.run_address import RunAddress
 
 # ── pause ─────────────────────────────────────────────────────────────────────────────────────
-# `asyncrl pause` and `asyncrl resume-sampling`: no new leases for rollouts, until they are granted again.
+# `asyncrl pause` and `asyncrl unpause`: no new leases for rollouts, until they are granted again.
 
 PAUSED = "paused: rollouts finish what they have and get no new leases; the trainer trains what is complete, then waits"
 RESUMED = "sampling goes on: rollouts get leases again"
@@ -325,19 +325,19 @@ def pause(run: str, key: Path | None) -> None:
 
     Rollouts get no new leases, neither for training nor for an evaluation. What they have goes on, is graded and
     trained on, and then everybody waits, also after a restart of the broker or `asyncrl resume`, until
-    `asyncrl resume-sampling RUN`. `asyncrl status` explains RUN|ADDRESS.
+    `asyncrl unpause RUN`. `asyncrl status` explains RUN|ADDRESS.
     """
     _pause(run, key, is_paused=True)
 
 
-@click.command("resume-sampling")
+@click.command()
 @on_run
 @report_errors
-def resume_sampling(run: str, key: Path | None) -> None:
+def unpause(run: str, key: Path | None) -> None:
     """
     Let a paused run sample again.
 
-    `asyncrl resume` is another command: it starts a run that stopped. `asyncrl status` explains RUN|ADDRESS.
+    A run that stopped is continued by `asyncrl resume`. `asyncrl status` explains RUN|ADDRESS.
     """
     _pause(run, key, is_paused=False)
 
@@ -432,4 +432,4 @@ def admit(run: str, key: Path | None, node: str) -> None:
     echo(f"{node} is given work again")
 
 
-COMMANDS = (drain, admit, status, list_, top, logs, attach, stop, pause, resume_sampling, set_, stacks)
+COMMANDS = (drain, admit, status, list_, top, logs, attach, stop, pause, unpause, set_, stacks)

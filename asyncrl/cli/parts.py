@@ -108,7 +108,7 @@ def _end(sentence: str, exit_code: int) -> None:
 # ── run path ──────────────────────────────────────────────────────────────────────────────────
 # The argument RUN of commands that read the files of a run: a run directory, by default the newest, and no address.
 
-ADDRESSED = ("status", "top", "stop", "drain", "admit", "pause", "resume-sampling", "set", "stacks")
+ADDRESSED = ("status", "top", "stop", "drain", "admit", "pause", "unpause", "set", "stacks")
 """Commands that ask a broker, and take its address too."""
 
 

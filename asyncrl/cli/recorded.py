@@ -154,7 +154,7 @@ def why(run_directory: Path, *, predict: bool, staleness: bool, as_json: bool) -
 
 @click.command()
 @click.argument("run_directory", metavar="[RUN]", type=RUN_PATH, default=newest_run)
-@click.option("--step", type=click.IntRange(0), help="Step, counted from 0 as in the files' names.  [default: newest]")
+@click.option("--step", type=click.IntRange(0), help="Step; file step_000009.parquet has step 10.  [default: newest]")
 @click.option("--best", "order", flag_value="best", help="Show those with the highest rewards.")
 @click.option("--worst", "order", flag_value="worst", help="Show those with the lowest rewards.")
 @click.option("-n", "number", type=click.IntRange(1), default=5, help="Most samples shown.")

@@ -16,6 +16,7 @@ from asyncrl.config.run_file import load_config
 from asyncrl.config.sections.rollout import Rollout
 from asyncrl.config.sections.trainer import Trainer
 from asyncrl.errors import ConfigError
+from asyncrl.files.paths import absolute
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.runtime.metrics_server import metrics_options
 from asyncrl.terminal import echo
@@ -140,7 +141,7 @@ def install(
     _require_access(address, named, key=key, keys=keys, spool_dir=spool_dir)
     config, devices = load_config(config_path) if config_path else None, devices or devices_here(Path("/dev"))
     run_dir = _run_dir(run_dir, config_path, config, named)
-    secret = (secret or run_dir / "secret").absolute()
+    secret = absolute(secret or run_dir / "secret")
     folder = _folder(folder, manager)
     owner = find_owner(user, is_made_later=manager == "systemd")
     elsewhere = _elsewhere(config, named) if config else []
@@ -155,14 +156,14 @@ def install(
         Services(
             program=_program(),
             python=python,
-            config=str(config_path.absolute()) if config_path else "",
+            config=str(absolute(config_path)) if config_path else "",
             run_dir=str(run_dir),
             address=address,
             secret=str(secret),
-            key=str(key.absolute()) if key else "",
+            key=str(absolute(key)) if key else "",
             key_name=_key_name(key, named) if key else "",
-            keys=str(keys.absolute()) if keys else "",
-            spool_dir=str(spool_dir.absolute()) if spool_dir else "",
+            keys=str(absolute(keys)) if keys else "",
+            spool_dir=str(absolute(spool_dir)) if spool_dir else "",
             directory=str(Path.cwd()),
             logs=str(logs) if manager == "supervisord" else "",
             control=str(control) if manager == "supervisord" else "",
@@ -183,7 +184,7 @@ def install(
         make_folders([logs, control], owner)
     if found := problems(manager, texts):
         raise ConfigError("\n".join(["the service manager refuses these files, and none was written:", *found]))
-    make_folders([run_dir, *([spool_dir.absolute()] if spool_dir else [])], owner)
+    make_folders([run_dir, *([absolute(spool_dir)] if spool_dir else [])], owner)
     if manager == "systemd" and ("broker" in named or not key):  # LoadCredential= needs it before the broker starts.
         make_secret(secret, owner)
     write_files(changed)
@@ -241,7 +242,7 @@ def _manager(*, is_systemd: bool, is_supervisord: bool) -> Manager:
 
 
 def _folder(given: Path | None, manager: Manager) -> Path:
-    return (given or (SYSTEM_UNITS if manager == "systemd" else Path())).absolute()
+    return absolute(given or (SYSTEM_UNITS if manager == "systemd" else Path()))
 
 
 def _notes(
@@ -296,7 +297,7 @@ def _roles(given: tuple[str, ...]) -> tuple[str, ...]:
 
 def _key_name(key: Path, roles: tuple[str, ...]) -> str:
     """Name of a key for the nodes of this machine."""
-    state = read_key_state(key.absolute())
+    state = read_key_state(absolute(key))
     if state.problem:
         raise ConfigError(f"--key {key}: {state.problem}")
     if others := state.others(list(roles)):
@@ -312,7 +313,7 @@ def _run_dir(given: Path | None, config_path: Path | None, config: Config | None
         given = Path(config.run.dir, config.run.name or config_path.stem)
     if given is None:
         raise ConfigError("--config and --run-dir are missing: give one of the two, for the folder of this machine")
-    return given.absolute()
+    return absolute(given)
 
 
 def _elsewhere(config: Config, roles: tuple[str, ...]) -> list[str]:

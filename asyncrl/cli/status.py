@@ -17,6 +17,7 @@ from msgspec import Struct, structs
 from asyncrl.cli.session import operator
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import AsyncrlError, ConfigError, LinkError
+from asyncrl.files.paths import absolute
 from asyncrl.foreign_text import escaped
 from asyncrl.messages.session import ContainerCounts
 from asyncrl.messages.supervisor import AbsentNode, NodeStatus, Status, StatusWanted
@@ -171,7 +172,7 @@ def how_to_resume(where: str) -> str:
         has_keys = False
     if not has_keys:
         return command_line("asyncrl", "resume", where)
-    run = Path(where).absolute()
+    run = absolute(Path(where))
     known = [command for file, command in COMMANDS.items() if f"--run-dir {run} " in _text(file)]
     return f"{AGAIN}: {known[0]}" if len(known) == 1 else SERVICES
 

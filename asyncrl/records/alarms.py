@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from asyncrl.records.formatting import share
+from asyncrl.records.formatting import nth, share
 from asyncrl.records.learning import Learning, State
 
 SENTENCES = {
@@ -57,5 +57,5 @@ def alarms(events: Iterable[Mapping[str, Any]], lines: Iterable[Mapping[str, Any
     for event in newest:
         fields = {**event, **{name: share(event[name], 0) for name in SHARES if name in event}}
         told = SENTENCES[event["event"]].format_map(fields)
-        found.append(Alarm(f"At step {event['step']:.0f} {told}", event["advice"]))
+        found.append(Alarm(f"At step {nth(event['step'])} {told}", event["advice"]))
     return found

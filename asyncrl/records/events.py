@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from msgspec import Struct
 
 from asyncrl.records.alarms import NO_LEARNING, SENTENCES
-from asyncrl.records.formatting import UNKNOWN, duration, share
+from asyncrl.records.formatting import UNKNOWN, Words, duration, numbered, share
 from asyncrl.records.measures import finite
 
 # ── kinds ─────────────────────────────────────────────────────────────────────────────────────
@@ -241,17 +241,10 @@ def news(event: Mapping[str, Any]) -> str:
         accuracy, reward = finite(event.get("accuracy")), finite(event.get("reward"))
         graded = "" if reward is None else f", reward {reward:.3g}"
         told = UNKNOWN if accuracy is None else share(accuracy)
-        fields = _Fields(event)
+        fields = Words(numbered(event))
         return f"v{fields['policy_version']}: accuracy {told} of {fields['num_prompts']} prompts{graded}"
     if kind == "run.finished":
         return ": ".join(str(event[name]) for name in ("status", "cause") if event.get(name))
     if kind in NO_LEARNING:
         return "; ".join(str(event[name]) for name in ("because", "advice") if event.get(name))
-    return NEWS[kind].format_map(_Fields(event)) if kind in NEWS else ""
-
-
-class _Fields(dict[str, Any]):
-    """Fields of an event; one that an older event lacks reads as a question mark."""
-
-    def __missing__(self, key: str) -> str:
-        return "?"
+    return NEWS[kind].format_map(Words(numbered(event))) if kind in NEWS else ""

@@ -1,6 +1,8 @@
 """Numbers formatted for people: 1.23M tokens, 6 min 52 s, 12.5 %."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 UNKNOWN = "–"
 """Table cell of a value that was not recorded."""
@@ -17,6 +19,29 @@ def count(value: float) -> str:
 def counted(number: int, noun: str) -> str:
     """A number of things: 1 turn, 2 turns."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def nth(step: float) -> int:
+    """Number of a step for people, who count from 1; rules, messages and files for programs count steps from 0."""
+    return int(step) + 1
+
+
+def ordinal(number: int) -> int:
+    """Step, counted from 0, of a number that a person typed."""
+    return number - 1
+
+
+def numbered(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of an event or of a line of a log for people: its ``step``, if it has one, is counted from 1."""
+    step = fields.get("step")
+    return {**fields, "step": nth(step)} if isinstance(step, int | float) else dict(fields)
+
+
+class Words(dict[str, Any]):
+    """Fields of an event for a sentence. One that an older event lacks reads as a question mark."""
+
+    def __missing__(self, key: str) -> str:
+        return "?"
 
 
 def duration(seconds: float) -> str:

@@ -29,5 +29,5 @@ def no_checkpoint(settings: Mapping[str, Any], steps: int, *, is_finished: bool)
 def pause_notes(by: str, where: object) -> Iterator[str]:
     """Sentence about a run that is over and paused, with what lets it sample again; none if nobody paused it."""
     if by:
-        goes_on = command_line("asyncrl", "resume-sampling", where)
+        goes_on = command_line("asyncrl", "unpause", where)
         yield f"{by} paused sampling, which a resume does not end; once the run is resumed: {goes_on}"

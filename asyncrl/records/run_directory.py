@@ -45,6 +45,7 @@ from asyncrl.files.access import as_folder, close_folder, make_folder, require_u
 from asyncrl.files.atomic import needed, replacing
 from asyncrl.files.checkpoints import newest_complete
 from asyncrl.files.json_lines import JsonLines
+from asyncrl.files.paths import absolute
 from asyncrl.records.events import EventKind
 from asyncrl.records.node_folder import node_folder
 from asyncrl.records.states import RunOutcome
@@ -288,8 +289,8 @@ class RunDirectory:
     def located(self, summary: RunSummary) -> RunSummary:
         """The summary with the places of the run directory and of its newest checkpoint."""
         newest = newest_complete(self.checkpoints)
-        checkpoint = str(newest[1].absolute()) if newest else ""
-        return replace(summary, directory=str(self.path.absolute()), checkpoint=checkpoint)
+        checkpoint = str(absolute(newest[1])) if newest else ""
+        return replace(summary, directory=str(absolute(self.path)), checkpoint=checkpoint)
 
     def read_summary(self) -> RunSummary | None:
         """The summary; None while the run continues or if it was killed. Raises `LedgerError` if it is damaged."""

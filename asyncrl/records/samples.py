@@ -142,8 +142,8 @@ class SamplesWriter:
         self._folder = folder
 
     def path(self, step: int) -> Path:
-        """File of a step, whether it exists or not."""
-        return self._folder / f"step_{step:06d}.parquet"
+        """See `step_file`."""
+        return step_file(self._folder, step)
 
     def answers_path(self, policy_version: int) -> Path:
         """File of the evaluation of a version, whether it exists or not."""
@@ -228,6 +228,11 @@ class SampledEpisode(Struct, frozen=True, kw_only=True):
     reward: float
     finish_reason: str
     turns: list[Turn]
+
+
+def step_file(folder: Path, step: int) -> Path:
+    """File of a step, whether it exists or not."""
+    return folder / f"step_{step:06d}.parquet"
 
 
 def newest_file(folder: Path) -> Path | None:

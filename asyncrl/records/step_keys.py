@@ -31,7 +31,7 @@ STEP_KEYS: Mapping[str, StepKey] = {
     for key in (
         *_about(
             "step",
-            step="Number of the step, from 0.",
+            step="The step, counted from 0; people count from 1, so step 10 on screens and pages is 9 here.",
             version="Policy version of the weights before it.",
             time_s="Seconds from the run's start to its end, by the broker.",
             ledger_records="Records of the ledger when the line was written.",

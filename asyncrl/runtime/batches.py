@@ -259,5 +259,5 @@ def _restore(model: PreTrainedModel, dtype: str, checkpoints: Path) -> tuple[Sta
     folder, manifest = found
     saved = type(model).from_pretrained(folder, local_files_only=True, dtype=model.dtype)
     model.load_state_dict(saved.state_dict())
-    log.info("trainer.resumed", checkpoint=str(folder), step=manifest.step, policy_version=manifest.policy_version)
+    log.info("trainer.resumed", checkpoint=str(folder), steps=manifest.step, policy_version=manifest.policy_version)
     return Start(manifest.step, manifest.policy_version, str(folder), manifest.stepped, damaged), specs

@@ -326,7 +326,7 @@ def resume(
 def _held(directory: RunDirectory) -> Iterator[None]:
     """Hold a run that no other process runs or serves, before anything in it is changed; raises `LinkError`."""
     running = f"the run in {directory.path} is being run already"
-    remedy = "`asyncrl attach` shows it, and `asyncrl resume-sampling` ends a pause"
+    remedy = "`asyncrl attach` shows it, and `asyncrl unpause` ends a pause"
     with locked(directory.supervisor_lock, running, LOCK_WAIT_S, remedy=remedy):
         with locked(directory.lock, running, LOCK_WAIT_S, remedy=remedy):
             pass  # A broker whose supervisor was killed has ended.
@@ -383,8 +383,8 @@ def _until(config: Config, stop_when: str) -> Config:
 
 
 def _without(config: Config, skip_steps: Sequence[int]) -> Config:
-    if (last := max(skip_steps)) >= config.run.steps:
-        raise ConfigError(f"--skip-step {last}: expected a step of the run, 0 to {config.run.steps - 1}")
+    if (last := max(skip_steps)) > config.run.steps:
+        raise ConfigError(f"--skip-step {last}: expected a step of the run, 1 to {config.run.steps}")
     return replace(config, run=replace(config.run, skip_steps=sorted({*config.run.skip_steps, *skip_steps})))
 
 

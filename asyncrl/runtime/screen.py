@@ -26,7 +26,7 @@ from asyncrl.messages.supervisor import Progress as Step
 from asyncrl.plug_in import describe
 from asyncrl.records.evaluation_metrics import failed_note, graded_reward, multi_sample_metrics
 from asyncrl.records.failure_sentences import sentences
-from asyncrl.records.formatting import share
+from asyncrl.records.formatting import nth, share
 from asyncrl.records.resuming import pause_notes
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.run_record import changed_settings, overview
@@ -245,7 +245,7 @@ class Screen:
         self.say(f"{node} {cause}{'; starting it again' if restarting else ''}")
 
     def returned(self, returned: Returned) -> None:
-        since = f", from step {returned.step}" if returned.step >= 0 else ""
+        since = f", from step {nth(returned.step)}" if returned.step >= 0 else ""
         self.say(f"{returned.node} is back after {returned.away_s:.0f} s{since}")
 
     def paused(self, paused: Paused) -> None:
@@ -253,7 +253,7 @@ class Screen:
         self._is_paused = paused.is_paused
         self._bar.update(self._task, description="paused" if paused.is_paused else "")
         if paused.is_paused:
-            self.say(f"paused by {paused.by}: no new leases; `asyncrl resume-sampling` lets sampling go on")
+            self.say(f"paused by {paused.by}: no new leases; `asyncrl unpause` lets sampling go on")
         else:
             self.say(f"sampling goes on: {paused.by} ended the pause")
 
@@ -307,7 +307,7 @@ def step_line(step: Step, eta_s: float | None, width: int | None = None) -> str:
     """
     m = step.metrics
     parts = [  # in the order of the line, each with its importance: 0 is always there
-        (0, f"step {step.step + 1:>3}/{step.steps}"),
+        (0, f"step {nth(step.step):>3}/{step.steps}"),
         (8, f"v{m['version']:.0f}"),
         (0, f"reward {_short(m['reward'])}"),
         (1, f"acc {_short(m['accuracy'])}"),

@@ -80,7 +80,7 @@ def load_learner(
         return Learner(config, base, ranks=ranks), tokenizer, Start(damaged=damaged)
     manifest = checkpoint.read_manifest(folder)
     checkpoint.require_run(folder, manifest, run_id)
-    log.info("trainer.resumed", checkpoint=str(folder), step=manifest.step, policy_version=manifest.policy_version)
+    log.info("trainer.resumed", checkpoint=str(folder), steps=manifest.step, policy_version=manifest.policy_version)
     # In a LoRA checkpoint's model, the adapters are merged; resuming needs the base model and separate adapters.
     learner = Learner(config, base if config.trainer.lora.rank else folder, reference_path=base, ranks=ranks)
     with open_tensors(folder / TENSORS, manifest.files) as tensors:

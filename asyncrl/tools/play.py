@@ -28,6 +28,7 @@ from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.foreign_text import escaped
 from asyncrl.messages.trajectory import Prompt, Turn, Unit
 from asyncrl.records.episode_view import summary, views
+from asyncrl.records.formatting import nth
 from asyncrl.records.samples import SampledEpisode, prompt_text
 from asyncrl.reward.routing import unrouted
 from asyncrl.reward.verifier import episode_reward, verifier_input
@@ -167,7 +168,7 @@ def end_lines(turns: Sequence[Turn], finish_reason: str) -> Iterator[Text]:
 
 def sampled_lines(episode: SampledEpisode) -> Iterator[Text]:
     """Lines of an episode that a run was trained on."""
-    yield Text(f"step {episode.step}, trajectory {episode.group_id}/{episode.index}", style="bold")
+    yield Text(f"step {nth(episode.step)}, trajectory {episode.group_id}/{episode.index}", style="bold")
     yield from prompt_lines(episode.prompt, episode.answer)
     yield from turn_lines(episode.turns)
     yield from end_lines(episode.turns, episode.finish_reason)

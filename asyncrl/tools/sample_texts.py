@@ -15,10 +15,10 @@ from msgspec import Struct
 
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.foreign_text import escaped
-from asyncrl.records.formatting import counted
+from asyncrl.records.formatting import counted, nth, ordinal
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import evaluations_of, read_settings, require_run
-from asyncrl.records.samples import HELD_OUT, newest_file
+from asyncrl.records.samples import HELD_OUT, newest_file, step_file
 
 Order = Literal["spread", "best", "worst"]
 """``spread``: as in the file, one of each group first; ``best`` and ``worst``: by reward."""
@@ -43,14 +43,14 @@ class SampleText(Struct, frozen=True, kw_only=True):
 
 
 def trained_file(folder: Path, step: int | None) -> Path:
-    """File of a step, by default the newest; raises `ConfigError` if there is none."""
+    """File of a step, counted from 1, by default the newest; raises `ConfigError` if there is none."""
     if (newest := newest_file(folder)) is None:
         raise ConfigError(f"there are no samples in {folder}: no step is done yet, or broker.samples is false")
     if step is None:
         return newest
-    path = folder / f"step_{step:06d}.parquet"
+    path = step_file(folder, ordinal(step))
     if not path.is_file():
-        last = int(newest.stem.rpartition("_")[2])
+        last = nth(int(newest.stem.rpartition("_")[2]))
         raise ConfigError(f"there are no samples of step {step} in {folder}; the newest are of step {last}")
     return path
 
@@ -134,6 +134,7 @@ class Samples(Struct, frozen=True):
     """Some samples of one file."""
 
     file: str
+    is_held_out: bool
     total: int
     """Samples of the file."""
     reward_mean: float
@@ -142,7 +143,7 @@ class Samples(Struct, frozen=True):
 
 def read_samples(path: Path, *, step: int | None, is_held_out: bool, number: int, order: Order) -> Samples:
     """
-    Some samples of a step, by default the newest, or of the evaluation after ``step`` steps.
+    Some samples of a step, counted from 1, by default the newest, or of the evaluation after ``step`` steps.
 
     Raises:
         ConfigError: There is no such run, or it has no such samples.
@@ -154,7 +155,7 @@ def read_samples(path: Path, *, step: int | None, is_held_out: bool, number: int
     file = (held_out_file if is_held_out else trained_file)(directory.samples, step)
     rows = read_texts(file)
     mean = sum(row.reward for row in rows) / max(len(rows), 1)
-    return Samples(str(file), len(rows), mean, chosen(rows, number, order))
+    return Samples(str(file), is_held_out, len(rows), mean, chosen(rows, number, order))
 
 
 def _require_kept_answers(directory: RunDirectory) -> None:
@@ -178,7 +179,11 @@ def _require_kept_answers(directory: RunDirectory) -> None:
 
 def sample_lines(found: Samples, run: Path, columns: int) -> Iterator[str]:
     """Lines of at most ``columns`` columns, except for the commands and paths in them."""
-    yield f"{found.file}: {len(found.rows)} of {found.total} samples, mean reward {found.reward_mean:.4g}"
+    number = f"{len(found.rows)} of {found.total} samples"
+    if found.rows:
+        step = found.rows[0].step
+        number += f" after {counted(step, 'step')}" if found.is_held_out else f" of step {nth(step)}"
+    yield f"{found.file}: {number}, mean reward {found.reward_mean:.4g}"
     for row in found.rows:
         yield ""
         tokens = counted(row.num_tokens, "token")
@@ -187,8 +192,8 @@ def sample_lines(found: Samples, run: Path, columns: int) -> Iterator[str]:
         for name, text in (("prompt", row.prompt), ("completion", row.completion), ("answer", row.answer)):
             if text or name != "answer":
                 yield from _said(name, text, columns)
-        if row.num_turns > 1:
-            place = f"--step {row.step} --group {row.group_id} --index {row.index}"
+        if row.num_turns > 1 and not found.is_held_out:
+            place = f"--step {nth(row.step)} --group {row.group_id} --index {row.index}"
             yield f"{row.num_turns} turns: asyncrl episode show {run} {place}"
 
 

@@ -31,6 +31,7 @@ from asyncrl.messages.token_ids import token_ids_of
 from asyncrl.messages.trainer import Batch, Checked, PartWritten, Work
 from asyncrl.messages.trajectory import RouteShape
 from asyncrl.messages.words import Activity
+from asyncrl.records.formatting import nth
 from asyncrl.records.metrics import Sample
 from asyncrl.trainer.checkpoints.checkpoint import take, write_part
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
@@ -161,7 +162,7 @@ class RankActor:
                 case "train":
                     failpoint("shard.training")
                     if (fetched := await self._steps.pop(work.step)) is None:
-                        raise BrokenInvariant(f"step {work.step} began although this rank called it impossible")
+                        raise BrokenInvariant(f"step {nth(work.step)} began although this rank called it impossible")
                     step = fetched.without(work.left_out)
                     if work.lr is not None:
                         self._learner.lr = work.lr

@@ -176,12 +176,12 @@ def test_what_can_be_true_passes(message: Message) -> None:
 @pytest.mark.parametrize(
     ("message", "sentence"),
     [
-        (StepFailed(8, "e"), "step 8 cannot be done: the batch of step 8 was not taken yet"),
-        (Resumed(9, "c"), "9 steps cannot be done: the batch of step 8 was not taken yet"),
-        (Take(9), "step 9 cannot be next: the batch of step 8 was not taken yet"),
-        (Commit(8, "c"), "step 8 cannot be done: the batch of step 8 was not taken yet"),
-        (Commit(10**6, "c"), "step 1000000 cannot be done"),
-        (Stepped(10**7, 1, {}), "step 10000000 cannot be done"),
+        (StepFailed(8, "e"), "step 9 cannot be done: the batch of step 9 was not taken yet"),
+        (Resumed(9, "c"), "9 steps cannot be done: the batch of step 9 was not taken yet"),
+        (Take(9), "step 10 cannot be next: the batch of step 9 was not taken yet"),
+        (Commit(8, "c"), "step 9 cannot be done: the batch of step 9 was not taken yet"),
+        (Commit(10**6, "c"), "step 1000001 cannot be done"),
+        (Stepped(10**7, 1, {}), "step 10000001 cannot be done"),
         (Publishing(3, 12), "version 3 cannot contain 12 steps"),
         (Publishing(7, 8), "version 7 cannot be the one after 8 steps"),
         (Publishing(1, 8), "version 1 cannot be the one after 8 steps"),
@@ -219,8 +219,8 @@ def test_the_second_failure_for_the_same_reason_ends_the_run_in_one_sentence() -
     with pytest.raises(RunFailed) as raised:
         failures.failed(12, OOM)
     assert str(raised.value) == (
-        f"the trainer failed twice at step 12 for the same reason: {OOM}; mend the cause and resume the run, or have "
-        f"it leave out the batch of that step: asyncrl resume RUN --skip-step 12"
+        f"the trainer failed twice at step 13 for the same reason: {OOM}; mend the cause and resume the run, or have "
+        f"it leave out the batch of that step: asyncrl resume RUN --skip-step 13"
     )
 
 

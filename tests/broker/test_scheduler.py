@@ -809,7 +809,7 @@ def test_a_trainer_that_fails_twice_at_one_step_for_one_reason_ends_the_run_with
     fail_at(cluster, 0, "ValueError: no tokens")
     assert not cluster.cause
     fail_at(cluster, 0, "ValueError: no tokens")
-    assert cluster.cause.startswith("the trainer failed twice at step 0 for the same reason: ValueError: no tokens; ")
+    assert cluster.cause.startswith("the trainer failed twice at step 1 for the same reason: ValueError: no tokens; ")
     assert [event.fields for event in events(cluster, "step.failed")] == [
         {"step": 0, "reason": "ValueError: no tokens"}
     ] * 2
@@ -836,12 +836,12 @@ def test_a_step_that_was_done_between_two_failures_has_failed_once() -> None:
 
 
 def test_the_batch_of_a_step_that_is_to_be_skipped_trains_nothing_and_is_accounted_for() -> None:
-    cluster = a_published(a_config(run={"steps": 4, "skip_steps": [1]}))
+    cluster = a_published(a_config(run={"steps": 4, "skip_steps": [2]}))
     sent = overheard(cluster)
     cluster.settle()
 
     assert cluster.scheduler.is_finished
-    reason = "run.skip_steps has step 1"
+    reason = "run.skip_steps has step 2"
     assert [record.group_id for record in of(cluster, Untrained)] == [2, 3]
     batches = [out.message for out in sent if isinstance(out.message, Batch)]
     refused = [one.unit for batch in batches for one in batch.trajectories if one.refused == reason]
@@ -853,7 +853,7 @@ def test_the_batch_of_a_step_that_is_to_be_skipped_trains_nothing_and_is_account
 
 
 def test_a_step_that_is_skipped_once_more_after_a_restart_is_left_out_once() -> None:
-    cluster = a_published(a_config(run={"steps": 4, "skip_steps": [0]}), capacity=8)
+    cluster = a_published(a_config(run={"steps": 4, "skip_steps": [1]}), capacity=8)
     finish_all(cluster, rollouts(cluster)[0])
     cluster.kill(trainer(cluster))
     cluster.start_trainer()
@@ -1193,7 +1193,7 @@ def test_a_trainer_that_begins_before_the_last_two_checkpoints_ends_the_run_with
     cluster.start_trainer()
     cluster.exchange()
 
-    assert cluster.cause.startswith("the trainer asks for step 0, whose payloads are gone")
+    assert cluster.cause.startswith("the trainer asks for step 1, whose payloads are gone")
 
 
 def test_a_trainer_may_leave_when_all_is_done() -> None:

@@ -146,5 +146,5 @@ def test_groups_close_with_the_checkpoint_after_their_own() -> None:
     desk.training.commit(Commit(1, "step_000002"))
     assert desk.out.drain() == ([], [], []), "a resumed trainer repeats its checkpoint"
     desk.take(0)
-    with pytest.raises(RunFailed, match="asks for step 0, whose payloads are gone"):
+    with pytest.raises(RunFailed, match="asks for step 1, whose payloads are gone"):
         desk.training.answer_take(1)

@@ -26,7 +26,7 @@ def test_an_episode_of_the_last_step_is_shown(run: Path) -> None:
     shown = asyncrl("show", run)
     assert shown.exit_code == 0, shown.output
     lines = shown.output.splitlines()
-    assert lines[0] == "step 41, trajectory 7/0"
+    assert lines[0] == "step 42, trajectory 7/0"
     assert "prompt       2 + 3 = ?" in lines
     assert "environment  left 2" in lines
     assert lines[-1] == "reward of the run 1"
@@ -34,7 +34,7 @@ def test_an_episode_of_the_last_step_is_shown(run: Path) -> None:
 
 
 def test_others_are_chosen_by_step_group_and_index(run: Path) -> None:
-    assert "trajectory 1/0" in asyncrl("show", run, "--step", 3).output
+    assert "trajectory 1/0" in asyncrl("show", run, "--step", 4).output
     assert "trajectory 7/1" in asyncrl("show", run, "--group", 7, "--index", 1).output
     assert asyncrl("show", run, "--count", 2).output.count("trajectory") == 2
 

@@ -83,8 +83,8 @@ def test_a_ledger_that_does_not_ends_with_74_and_one_line_per_problem(run):
     result = asyncrl("audit", run.path)
     assert result.exit_code == 74
     lines = [line.strip() for line in result.output.splitlines()]
-    assert "ledger.sqlite: group 7 was trained in step 2, but never admitted" in lines
-    assert "ledger.sqlite: step 1 was skipped: it got no batch, but step 2 did" in lines
+    assert "ledger.sqlite: group 7 was trained in step 3, but never admitted" in lines
+    assert "ledger.sqlite: step 2 was skipped: it got no batch, but step 3 did" in lines
 
 
 def test_an_audit_as_json_has_the_same_numbers_and_the_same_ending(run):

@@ -76,7 +76,7 @@ def test_the_commands_are_these():
         "attach",
         "stop",
         "pause",
-        "resume-sampling",
+        "unpause",
         "set",
         "stacks",
     }

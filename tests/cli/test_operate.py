@@ -55,9 +55,7 @@ def test_the_last_lines_of_a_log_are_printed_and_following_a_run_that_is_over_en
     assert asyncrl("logs", directory.path, "trainer-0", "-f").stdout == "one\ntwo\nthree\n"
 
 
-@pytest.mark.parametrize(
-    "command", ["status", "top", "stop", "logs", "pause", "resume-sampling", "set a.b=1", "stacks x"]
-)
+@pytest.mark.parametrize("command", ["status", "top", "stop", "logs", "pause", "unpause", "set a.b=1", "stacks x"])
 def test_a_wrong_name_is_one_sentence_that_says_where_runs_are_listed(command: str, tmp_path: Path) -> None:
     result = asyncrl(*command.split()[:1], tmp_path / "nowhere", *command.split()[1:])
     assert result.exit_code == 78

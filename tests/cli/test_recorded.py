@@ -93,7 +93,7 @@ def test_prompt_completion_and_numbers_are_shown(run: Path) -> None:
     shown = samples(run)
     assert shown.exit_code == 0, shown.output
     assert shown.output.splitlines() == [
-        f"{run}/samples/step_000041.parquet: 2 of 2 samples, mean reward 0.5",
+        f"{run}/samples/step_000041.parquet: 2 of 2 samples of step 42, mean reward 0.5",
         "",
         "── reward 1, 2 tokens, stop, staleness 2, trajectory 7/0",
         "prompt       2 + 3 = ?",
@@ -114,7 +114,7 @@ def test_the_worst_and_the_best_are_found(run: Path) -> None:
 
 def test_a_long_text_is_wrapped_and_shortened_in_its_middle() -> None:
     long = replace(text(7, 0, 0.0), prompt="p", completion="word " * 1000 + "\x1b[2J\n\n#### 391")
-    lines = list(sample_lines(Samples("file", 1, 0.0, [long]), Path("run"), 80))
+    lines = list(sample_lines(Samples("file", False, 1, 0.0, [long]), Path("run"), 80))
     assert max(map(len, lines)) <= 80
     assert len(lines) == 3 + 1 + 24
     assert lines[-1] == " " * 13 + "#### 391"
@@ -126,7 +126,7 @@ def test_an_episode_points_at_its_turns(tmp_path: Path) -> None:
     written(tmp_path / "samples", 41, [episode(7)])
     (tmp_path / "config.toml").touch()
     last = samples(tmp_path).output.splitlines()[-1]
-    assert last == f"2 turns: asyncrl episode show {tmp_path} --step 41 --group 7 --index 0"
+    assert last == f"2 turns: asyncrl episode show {tmp_path} --step 42 --group 7 --index 0"
 
 
 def test_held_out_samples_that_are_not_stored_say_why_and_how_to_store_them(run: Path) -> None:
@@ -259,7 +259,7 @@ def test_alarms_about_learning_come_last_with_what_to_change(tmp_path: Path) -> 
     run.append_event("clip.high", step=1, clip_fraction=0.2, bound=0.1, advice="lower trainer.lr (now 0.1)")
 
     assert why(run.path).output.endswith(
-        "\n\nAt step 1 the loss clipped 20 % of the tokens: lower trainer.lr (now 0.1).\n"
+        "\n\nAt step 2 the loss clipped 20 % of the tokens: lower trainer.lr (now 0.1).\n"
     )
     (alarm,) = json.loads(why(run.path, "--json").output)["explanation"]["alarms"]
     assert alarm["advice"] == "lower trainer.lr (now 0.1)"

@@ -71,6 +71,15 @@ def test_uninstalling_names_what_it_removes_and_what_there_is_of_the_run(install
     assert f"nothing of `asyncrl services install {manager}` in {tmp_path}/files" in again.output
 
 
+@pytest.mark.parametrize("manager", ["--systemd", "--supervisord"])
+def test_a_detour_in_a_path_is_neither_written_nor_said(install: Install, tmp_path, manager):
+    (tmp_path / "x").mkdir()
+    done = install(manager, "--config", "x/../my.toml", "--run-dir", "x/../run", "--to", "x/../files")
+    assert done.exit_code == 0, done.output
+    texts = [done.output, *(path.read_text() for path in (tmp_path / "files").rglob("*") if path.is_file())]
+    assert not any("/../" in text for text in texts)
+
+
 def test_the_files_name_this_machine(install: Install, tmp_path):
     assert install("--systemd", "--broker", "tcp://127.0.0.1:7000", "--replicas", "3").exit_code == 0
     unit = (tmp_path / "files" / "asyncrl-broker.service").read_text()

@@ -358,8 +358,7 @@ def test_a_run_that_failed_is_told_with_its_cause_and_how_to_resume_it() -> None
 def test_a_run_that_ended_while_it_was_paused_says_what_lets_it_sample_again() -> None:
     assert state_lines(RunView(files=an_overview(status="interrupted", paused_by="ann")), "runs/tiny")[-2:] == [
         "resume: asyncrl resume runs/tiny",
-        "paused: ann paused sampling, which a resume does not end; once the run is resumed: asyncrl resume-sampling "
-        "runs/tiny",
+        "paused: ann paused sampling, which a resume does not end; once the run is resumed: asyncrl unpause runs/tiny",
     ]
 
 

@@ -142,7 +142,7 @@ def test_a_pause_outlives_the_end_that_another_machine_told(monkeypatch: pytest.
 
     assert asyncio.run(stop("tcp://10.0.0.1:5570", None, 5.0))[-1] == (
         "paused      ann paused sampling, which a resume does not end; once the run is resumed: asyncrl "
-        "resume-sampling tcp://10.0.0.1:5570"
+        "unpause tcp://10.0.0.1:5570"
     )
 
 
@@ -221,5 +221,5 @@ def test_what_was_kept_of_a_run_before_its_first_checkpoint_says_when_that_comes
     )
     assert lines[3] == (
         "paused      ann paused sampling, which a resume does not end; once the run is resumed: asyncrl "
-        f"resume-sampling {stop_directory.path}"
+        f"unpause {stop_directory.path}"
     )

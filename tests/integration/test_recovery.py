@@ -79,17 +79,17 @@ def test_a_trainer_that_fails_twice_at_a_step_ends_the_run_which_goes_on_without
         f"algorithm.advantage={estimator}:fails_at_the_third_batch",
         steps=STEPS,
     )
-    cause = "the trainer failed twice at step 2 for the same reason: AsyncrlError: "
+    cause = "the trainer failed twice at step 3 for the same reason: AsyncrlError: "
     assert run.end().code == 1, (run.errors, run.output)
     assert cause in run.errors
     assert (run.summary.status, run.summary.steps) == ("failed", 2)
     assert [event["step"] for event in run.events if event["event"] == "step.failed"] == [2, 2]
 
-    run.resume("--skip-step", "2")
+    run.resume("--skip-step", "3")
     assert run.end().code == 0, (run.errors, run.output)
     assert (run.summary.status, run.summary.steps) == ("finished", STEPS)
     audit = run.audit()
-    assert (audit.problems, audit.untrained) == ([], {"run.skip_steps has step 2": 8})
+    assert (audit.problems, audit.untrained) == ([], {"run.skip_steps has step 3": 8})
 
 
 @pytest.mark.long("a trainer of several ranks")

@@ -52,7 +52,7 @@ def with_spools(start_run: StartRun, tmp_path: Path) -> tuple[ToyRun, Spools]:
     spools.start("a")
     spools.start("b")
     run.until(lambda: all(run.happened("node.ready", name) for name in ("rollout-0", "rollout-1")))
-    run.operate("resume-sampling")
+    run.operate("unpause")
     run.until(lambda: spools.stored("a") > 0 and spools.stored("b") > 0)
     return run, spools
 

@@ -24,9 +24,9 @@ def test_trouble_that_the_steps_show_is_told_first_and_the_last_alarm_of_each_ot
             "",
             is_first=True,
         ),
-        Alarm("At step 3 log-probs of rollouts and trainer differed by 0.31 nats", "check the engine"),
-        Alarm("At step 20 the effective sample size of the tokens had fallen to 68 %", "lower schedule.staleness"),
-        Alarm("At step 90 the loss clipped 21 % of the tokens", "lower trainer.lr (now 1)"),
+        Alarm("At step 4 log-probs of rollouts and trainer differed by 0.31 nats", "check the engine"),
+        Alarm("At step 21 the effective sample size of the tokens had fallen to 68 %", "lower schedule.staleness"),
+        Alarm("At step 91 the loss clipped 21 % of the tokens", "lower trainer.lr (now 1)"),
     ]
     assert str(told[0]).endswith("the mean reward was 0.")
     assert str(told[-1]).endswith("21 % of the tokens: lower trainer.lr (now 1).")

@@ -267,10 +267,10 @@ def test_a_resumed_run_leaves_out_the_steps_that_its_operator_names_and_keeps_th
     def left_out() -> list[int]:
         return load_config(directory.config).run.skip_steps
 
-    with pytest.raises(ConfigError, match=r"--skip-step 3: expected a step of the run, 0 to 2"):
-        resume(directory.path, skip_steps=[3])
+    with pytest.raises(ConfigError, match=r"--skip-step 4: expected a step of the run, 1 to 3"):
+        resume(directory.path, skip_steps=[4])
     assert left_out() == []
-    for named, expected in (([2], [2]), ([0, 2], [0, 2]), ([], [0, 2])):
+    for named, expected in (([3], [3]), ([1, 3], [1, 3]), ([], [1, 3])):
         supervised(failing(RunFailed("again")))
         with pytest.raises(RunFailed, match="again"):
             resume(directory.path, skip_steps=named)

@@ -92,7 +92,7 @@ def test_a_node_that_is_back_is_said():
     screen.returned(Returned("trainer-0", 30.2, 250))
     screen.returned(Returned("reward-0", 3.0))
     assert written.getvalue().splitlines() == [
-        "trainer-0 is back after 30 s, from step 250",
+        "trainer-0 is back after 30 s, from step 251",
         "reward-0 is back after 3 s",
     ]
 
@@ -234,7 +234,7 @@ def test_a_pause_is_told_and_marks_the_steps_that_what_is_in_hand_completes():
         screen.paused(Paused(False, "bob-8"))
         screen.step(progress(4))
     lines = written.getvalue().splitlines()
-    assert lines[0] == "paused by alice-7: no new leases; `asyncrl resume-sampling` lets sampling go on"
+    assert lines[0] == "paused by alice-7: no new leases; `asyncrl unpause` lets sampling go on"
     assert [line.endswith("(paused)") for line in lines if line.startswith("step")] == [True, False]
     assert "sampling goes on: bob-8 ended the pause" in lines
 

@@ -39,12 +39,12 @@ def test_the_newest_step_is_read_unless_another_is_named(tmp_path: Path) -> None
         written(tmp_path, 3, [samples_row(0, [1])]),
         written(tmp_path, 4, [samples_row(0, [1, 2]), samples_row(1, [])]),
     )
-    assert (trained_file(tmp_path, None), trained_file(tmp_path, 3)) == (late, early)
+    assert (trained_file(tmp_path, None), trained_file(tmp_path, 4)) == (late, early)
     assert [(one.num_tokens, one.prompt, one.completion) for one in read_texts(late)] == [
         (2, "2 + 3 = ?", "5 ✓"),
         (0, "2 + 3 = ?", "5 ✓"),
     ]
-    with pytest.raises(ConfigError, match=r"no samples of step 9 in .*; the newest are of step 4"):
+    with pytest.raises(ConfigError, match=r"no samples of step 9 in .*; the newest are of step 5"):
         trained_file(tmp_path, 9)
 
 

@@ -876,7 +876,7 @@ def test_a_spool_that_does_not_answer_ends_it(scene, monkeypatch):
         stage.say(Batch(0, [scored(0)]))
         await asyncio.Event().wait()
 
-    with pytest.raises(LinkError, match=r"the spools did not send the batch of step 0 within 0.01 s"):
+    with pytest.raises(LinkError, match=r"the spools did not send the batch of step 1 within 0.01 s"):
         scene(play, broker={"spool_ttl_s": 0.01})
 
 

@@ -61,6 +61,7 @@ from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.checkpoints import MANIFEST, file_entry, step_folders
 from asyncrl.messages.trajectory import Unit
+from asyncrl.records.formatting import nth
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.samples import SamplesWriter, prompt_text, read_facts
 
@@ -282,7 +283,7 @@ class RunAudit:
             elif step in lost and (name, -1) not in state.written:
                 continue
             elif is_finished or step < state.first_needed_step:
-                yield f"{name}: it is missing, but step {step} was done"
+                yield f"{name}: it is missing, but step {nth(step)} was done"
             else:
                 pending += 1
         yield from self._other_samples(state, claims)

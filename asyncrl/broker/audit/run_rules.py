@@ -21,6 +21,7 @@ from asyncrl.config.config import Config, from_json, leaves
 from asyncrl.config.live import MAY_CHANGE, STEPS
 from asyncrl.errors import LedgerError
 from asyncrl.files.checkpoints import MANIFEST, FileEntry, file_entry, step_name, step_of
+from asyncrl.records.formatting import nth
 from asyncrl.records.measures import measures
 from asyncrl.records.run_directory import RunSummary
 
@@ -38,13 +39,13 @@ def metrics_problems(state: LedgerState, lines: Sequence[Line]) -> Iterator[str]
     for line in lines:
         step = int(line["step"])
         if step not in state.batches:
-            last = f"that of step {state.next_step - 1}" if state.batches else "none"
-            yield f"{METRICS}: step {step} was recorded, but the ledger has no batch of it; its last is {last}"
+            last = f"that of step {state.next_step}" if state.batches else "none"
+            yield f"{METRICS}: step {nth(step)} was recorded, but the ledger has no batch of it; its last is {last}"
             continue
         expected = _expected(state, step)
         for key, value in expected.items():
             if (got := line.get(key)) is not None and not math.isclose(got, value, rel_tol=ROUNDING, abs_tol=ROUNDING):
-                yield f"{METRICS}: step {step} has {key} {got:g}: expected {value:g}, as in the ledger"
+                yield f"{METRICS}: step {nth(step)} has {key} {got:g}: expected {value:g}, as in the ledger"
 
 
 def unrecorded_problems(state: LedgerState, lines: Sequence[Line]) -> Iterator[str]:
@@ -52,7 +53,7 @@ def unrecorded_problems(state: LedgerState, lines: Sequence[Line]) -> Iterator[s
     recorded = {int(line["step"]) for line in lines}
     for step in range(state.committed_step + 1):
         if step not in recorded and step in state.batches:
-            yield f"{METRICS}: step {step} is missing, though the ledger says that a checkpoint contains it"
+            yield f"{METRICS}: step {nth(step)} is missing, though the ledger says that a checkpoint contains it"
 
 
 def lost_records(
@@ -216,12 +217,12 @@ def commit_problems(state: LedgerState, names: Sequence[str]) -> Iterator[str]:
     """Sentences about commits of the ledger for which there never was a checkpoint, given the folders there are."""
     for commit in state.commits:
         if Path(commit.checkpoint).name != step_name(commit.step + 1):
-            yield f"{LEDGER}: step {commit.step} was committed to {commit.checkpoint}: no checkpoint of that step"
+            yield f"{LEDGER}: step {nth(commit.step)} was committed to {commit.checkpoint}: no checkpoint of that step"
     newest = max(map(step_of, names), default=0)
     if names and state.committed_step >= newest:
         yield (
-            f"{LEDGER}: step {state.committed_step} was committed, but the newest checkpoint contains {newest} steps: "
-            f"the commit is forged, or its checkpoint was removed"
+            f"{LEDGER}: step {nth(state.committed_step)} was committed, but the newest checkpoint contains {newest} "
+            f"steps: the commit is forged, or its checkpoint was removed"
         )
 
 

@@ -18,6 +18,7 @@ from asyncrl.broker.ledger.records import Progressed, Result
 from asyncrl.broker.ledger.state import METRICS, SUMMARY, LedgerState, TrainedTrajectory, unit_name
 from asyncrl.files.json_lines import encoded
 from asyncrl.messages.trajectory import Span, Trajectory, TrajectorySummary, Unit
+from asyncrl.records.formatting import nth, numbered
 from asyncrl.records.run_directory import RunSummary
 from asyncrl.records.samples import SampleFacts, digest_of
 
@@ -212,10 +213,10 @@ def sample_problems(
     batch = {item.result.unit: item for item in state.batch(step)}
     times = Counter(Unit(row.group_id, row.index) for row in rows)
     for unit in batch.keys() - times.keys():
-        yield f"{unit_name(unit)} is missing, which step {step} was trained on"
+        yield f"{unit_name(unit)} is missing, which step {nth(step)} was trained on"
     for unit, number in times.items():
         if unit not in batch:
-            yield f"{unit_name(unit)} is not in the batch of step {step} in the ledger"
+            yield f"{unit_name(unit)} is not in the batch of step {nth(step)} in the ledger"
         elif number > 1:
             yield f"{unit_name(unit)} is there {number} times"
     for row in rows:
@@ -243,7 +244,7 @@ def _row_problems(state: LedgerState, item: TrainedTrajectory, row: SampleFacts)
     if item.rewarded is not None and row.reward != item.rewarded.reward:
         yield f"{name} has the reward {row.reward}: expected {item.rewarded.reward}, as in the ledger"
     if row.step != item.step:
-        yield f"{name} says that it belongs to step {row.step}"
+        yield f"{name} says that it belongs to step {nth(row.step)}"
     summary = item.result.summary
     if (row.num_turns, row.context_tokens) != (summary.num_turns, summary.context_tokens):
         yield (
@@ -280,7 +281,7 @@ def head_of(found: Any) -> Head:
 def heads_of_events(events: Sequence[Line]) -> dict[str, Head]:
     """Heads that events of checkpoints have, by a name of the event."""
     return {
-        f"{EVENTS} (checkpoint.written of step {event.get('step')})": Head(
+        f"{EVENTS} (checkpoint.written of step {numbered(event).get('step')})": Head(
             int(event.get("ledger_records") or 0), str(event["ledger_head"])
         )
         for event in events
@@ -343,7 +344,7 @@ def file_problems(state: LedgerState, file: str, digests: Sequence[str]) -> Iter
 def _differing(state: LedgerState, file: str, digest: str, step: int = -1) -> Iterator[str]:
     expected = state.written.get((file, step))
     if expected not in (None, digest):
-        what = f"the line of step {step}" if step >= 0 else "it"
+        what = f"the line of step {nth(step)}" if step >= 0 else "it"
         yield (
             f"{file}: {what} is not what was written: expected the digest {expected[:SHOWN]}, as in the ledger, got "
             f"{digest[:SHOWN]}"

@@ -9,6 +9,7 @@ from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger.records import Admitted
 from asyncrl.data.prompts import Draw, PromptStream
 from asyncrl.errors import BrokenInvariant, LedgerError, RunFailed
+from asyncrl.records.formatting import nth
 
 # ── retirement ────────────────────────────────────────────────────────────────────────────────
 # Retirement of prompts that the policy has learned: they are not admitted again in later epochs.
@@ -196,7 +197,9 @@ class Window:
         """Note that ``step`` trains on these groups. They stay open until its weights are live."""
         missing = [group_id for group_id in group_ids if group_id not in self._open]
         if missing or step in self.consumed:
-            raise BrokenInvariant(f"step {step} consumes groups {missing or group_ids} that are not open, or twice")
+            raise BrokenInvariant(
+                f"step {nth(step)} consumes groups {missing or group_ids} that are not open, or twice"
+            )
         self.consumed[step] = group_ids
 
     def drop(self, group_id: int) -> None:

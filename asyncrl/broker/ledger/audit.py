@@ -38,6 +38,7 @@ from asyncrl.config.sections.run import goal_of
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Unit
+from asyncrl.records.formatting import nth
 
 # ── rules ──────────────────────────────────────────────────────────────────────────────────────
 # Rules of a ledger: of each record, judged by the state before it, and of the state at the end.
@@ -100,7 +101,7 @@ def _left_out(state: LedgerState, record: LeftOut) -> Iterator[str]:
 
 def _taken(state: LedgerState, record: Taken) -> Iterator[str]:
     if record.step in state.batches:
-        yield f"step {record.step} was taken twice"
+        yield f"step {nth(record.step)} was taken twice"
 
 
 def _untrained(state: LedgerState, record: Untrained) -> Iterator[str]:
@@ -111,9 +112,9 @@ def _untrained(state: LedgerState, record: Untrained) -> Iterator[str]:
 def _committed(state: LedgerState, record: Committed) -> Iterator[str]:
     step, before, taken = record.step, state.committed_step, state.next_step
     if step >= taken:
-        yield f"step {step} was committed, but only {taken} steps were taken"
+        yield f"step {nth(step)} was committed, but only {taken} steps were taken"
     if step <= before:
-        yield f"step {step} was committed after step {before}: expected a later one"
+        yield f"step {nth(step)} was committed after step {nth(before)}: expected a later one"
 
 
 def _live(state: LedgerState, record: VersionLive) -> Iterator[str]:
@@ -203,13 +204,13 @@ def _stale(state: LedgerState, step: int, result: Result) -> Iterator[str]:
     staleness, newest = version - summary.oldest_version, summary.newest_version
     if bound is not None and staleness > bound:
         yield (
-            f"{unit_name(result.unit)} is stale beyond its bound: step {step} trains version {version} on tokens "
+            f"{unit_name(result.unit)} is stale beyond its bound: step {nth(step)} trains version {version} on tokens "
             f"of version {summary.oldest_version}, expected at most {bound} versions between them, got {staleness}"
         )
     if newest > version:
         yield (
             f"{unit_name(result.unit)} has tokens of version {newest}, newer than version {version}, which step "
-            f"{step} trains"
+            f"{nth(step)} trains"
         )
 
 
@@ -249,7 +250,7 @@ class RecordRules:
             if (result := self.state.result(unit)) is None:
                 continue  # `_unit_problems` says so at the end.
             if unit not in self.state.rewards:
-                yield f"{unit_name(unit)} was taken by step {step} before it had a reward"
+                yield f"{unit_name(unit)} was taken by step {nth(step)} before it had a reward"
             yield from self._of_results.pop(unit, ())
             yield from _stale(self.state, step, result)
 
@@ -267,11 +268,11 @@ def _group_problems(state: LedgerState) -> Iterator[str]:
         yield f"group {group_id} was admitted {extra + 1} times"
     for group_id, steps in state.taken.items():
         if len(steps) > 1:
-            yield f"group {group_id} was trained {len(steps)} times: in steps {', '.join(map(str, steps))}"
+            yield f"group {group_id} was trained {len(steps)} times: in steps {', '.join(str(nth(s)) for s in steps)}"
         if group_id in state.dropped:
-            yield f"group {group_id} was trained in step {steps[0]} and dropped ({state.dropped[group_id][0]})"
+            yield f"group {group_id} was trained in step {nth(steps[0])} and dropped ({state.dropped[group_id][0]})"
         if group_id not in state.admitted:
-            yield f"group {group_id} was trained in step {steps[0]}, but never admitted"
+            yield f"group {group_id} was trained in step {nth(steps[0])}, but never admitted"
     for group_id, reasons in state.dropped.items():
         if len(reasons) > 1:
             yield f"group {group_id} was dropped {len(reasons)} times ({'; '.join(reasons)})"
@@ -295,18 +296,18 @@ def _unit_problems(state: LedgerState, group_size: int) -> Iterator[str]:
         units = (Unit(group_id, index) for index in range(group_size))
         for unit in (unit for unit in units if unit not in state.left_out.get(group_id, ())):
             if unit not in state.results:
-                yield f"{unit_name(unit)} was trained in step {steps[0]}, but has no result"
+                yield f"{unit_name(unit)} was trained in step {nth(steps[0])}, but has no result"
             if unit not in state.rewards:
-                yield f"{unit_name(unit)} was trained in step {steps[0]}, but has no reward"
+                yield f"{unit_name(unit)} was trained in step {nth(steps[0])}, but has no reward"
 
 
 def _schedule_problems(state: LedgerState, groups_per_step: int) -> Iterator[str]:
     for step in range(max(state.batches, default=-1)):
         if step not in state.batches:
-            yield f"step {step} was skipped: it got no batch, but step {max(state.batches)} did"
+            yield f"step {nth(step)} was skipped: it got no batch, but step {nth(max(state.batches))} did"
     for step, group_ids in state.batches.items():
         if len(group_ids) != groups_per_step:
-            yield f"the batch of step {step} has {len(group_ids)} of {groups_per_step} groups (groups_per_step)"
+            yield f"the batch of step {nth(step)} has {len(group_ids)} of {groups_per_step} groups (groups_per_step)"
     num_open, window = state.over_window
     if num_open:
         yield f"{num_open} groups were open at once, but the window holds {window}"

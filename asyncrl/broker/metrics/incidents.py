@@ -24,7 +24,7 @@ from asyncrl.config.sections.sampling import LOW, greedy
 from asyncrl.messages.supervisor import Incident
 from asyncrl.records.alarms import NO_LEARNING, RAISED_BY, Raised
 from asyncrl.records.events import ENDED_BY, EventKind
-from asyncrl.records.formatting import counted
+from asyncrl.records.formatting import Words, counted, numbered
 from asyncrl.records.learning import FIRST_STEPS, MOSTLY, Judgement, Learning
 
 KEPT = 12
@@ -178,7 +178,7 @@ def _follows(one: _Kept, death: _Kept) -> bool:
 def sentence(kind: str, fields: Mapping[str, Any]) -> str:
     """Sentence of an incident."""
     is_sender = kind == "transfer.failed" and fields.get("role") == "trainer"
-    words = (SENT if is_sender else SENTENCES[kind]).format_map(_Words(fields))
+    words = (SENT if is_sender else SENTENCES[kind]).format_map(Words(numbered(fields)))
     return shorten(words, MAX_CHARS, placeholder=" …", break_on_hyphens=False)
 
 
@@ -187,7 +187,7 @@ def _node(fields: Mapping[str, Any]) -> str:
 
 
 def _place(fields: Mapping[str, Any]) -> str:
-    return next((f"{words}{fields[name]}" for name, words in PLACES.items() if name in fields), "")
+    return next((f"{words}{numbered(fields)[name]}" for name, words in PLACES.items() if name in fields), "")
 
 
 def _told(kept: _Kept) -> str:
@@ -195,13 +195,6 @@ def _told(kept: _Kept) -> str:
     if kept.count > 1 and kept.place:
         said += f" (the first at {kept.place})"
     return f"{said}, with {counted(kept.followers, 'consequence')}" if kept.followers else said
-
-
-class _Words(dict[str, Any]):
-    """Fields of an event; one that an older event lacks reads as a question mark."""
-
-    def __missing__(self, key: str) -> str:
-        return "?"
 
 
 # ── alarms ─────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ from math import isnan
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
-from asyncrl.config.sections.section import Count, Natural, Positive, Section, Seed
+from asyncrl.config.sections.section import Count, Positive, Section, Seed
 from asyncrl.errors import ConfigError
 from asyncrl.foreign_text import acting, shown
 
@@ -87,9 +87,9 @@ class Run(Section, frozen=True, kw_only=True):
     When the terminal of `asyncrl run` or `asyncrl resume` is closed, or the connection to it is lost (SIGHUP): ``stop``
     ends the run as Ctrl-C does, ``continue`` lets it go on, for `asyncrl attach` and `asyncrl stop`.
     """
-    skip_steps: list[Natural] = []
+    skip_steps: list[Count] = []
     """
-    Steps, counted from 0, that train on nothing: the groups of their batch are left out and accounted for. For a batch
+    Steps, counted from 1, that train on nothing: the groups of their batch are left out and accounted for. For a batch
     at which the trainer fails; `asyncrl resume RUN --skip-step N` adds one.
     """
     seed: Seed = 0
@@ -98,10 +98,8 @@ class Run(Section, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise `ConfigError` for the first contradiction between settings of the section."""
         for step in self.skip_steps:
-            if self.epochs is None and step >= self.steps:
-                raise ConfigError(
-                    f"run.skip_steps has {step}, but the run has the steps 0 to {self.steps - 1}; remove it"
-                )
+            if self.epochs is None and step > self.steps:
+                raise ConfigError(f"run.skip_steps has {step}, but the run has the steps 1 to {self.steps}; remove it")
         if self.stop_when:
             goal_of(self.stop_when)
         if self.name:

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from asyncrl.config.meanings import meanings
 from asyncrl.records import formatting
 from asyncrl.records.events import WEIGHTS, WeighedEvent, Weight, news, weighed
-from asyncrl.records.formatting import counted
+from asyncrl.records.formatting import counted, numbered
 from asyncrl.records.node_states import AWAY, GONE, NodeRecord, NodeStates
 from asyncrl.records.run_record import RunRecord
 from asyncrl.records.times import APART, NodeTimes
@@ -268,9 +268,10 @@ def _group(key: str, members: Sequence[WeighedEvent]) -> EventGroup:
 
 
 def _details(events: Sequence[Mapping[str, Any]]) -> str:
-    last = events[-1]
-    if told := news(last):
+    if told := news(events[-1]):
         return told if len(events) == 1 else f"last: {told}"
+    events = [numbered(event) for event in events]
+    last = events[-1]
     names = [key for key, value in last.items() if key not in NOT_DETAILS and value not in (None, "")]
     common = [key for key in names if all(event.get(key) == last[key] for event in events)]
     own = [key for key in names if key not in common]

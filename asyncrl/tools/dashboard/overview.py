@@ -143,7 +143,7 @@ def _judged(record: RunRecord, waits: Mapping[str, Mapping[str, float]] | None) 
         case "interrupted":
             why = "" if record.cause in ("", INTERRUPTED) else f": {record.cause}"
             is_paused = bool(paused_by(record.events))
-            then = ", paused as it was: `asyncrl resume-sampling` then lets it go on" if is_paused else ""
+            then = ", paused as it was: `asyncrl unpause` then lets it go on" if is_paused else ""
             return "note", f"It ended early{why}; `asyncrl resume` continues it{then}."
         case "finished":
             return ("note", told) if (told := _alarms(record)) else ("well", "It ended as planned.")
@@ -525,7 +525,7 @@ def _silence(record: RunRecord) -> str:
 def _time_left(record: RunRecord) -> str:
     total, done = record.planned, record.step_history.num_steps
     if record.status == "paused":
-        return ": an operator paused it, and `asyncrl resume-sampling` lets it go on"
+        return ": an operator paused it, and `asyncrl unpause` lets it go on"
     if not total or done < 2 or done >= total or (step_s := record.measures(RECENT).step_s) is None:
         return ""
     return f", about {formatting.duration(_rounded(step_s * (total - done)))} left"

@@ -121,7 +121,11 @@ class SampleIndex:
 
     @property
     def columns(self) -> dict[str, Numbers]:
-        """Every column of `NUMBERS` and `WORDS`, ``split``, and ``file`` and ``row``, where a sample is."""
+        """
+        Every column of `NUMBERS` and `WORDS`, ``split``, ``file`` and ``row``, where a sample is, and ``number``.
+
+        That is the step as people count: from 1, and steps done before a held-out completion.
+        """
         if self._joined is None:
             blocks = list(self._blocks.values())
             self.files = [block.file for block in blocks]
@@ -133,6 +137,7 @@ class SampleIndex:
             joined["row"] = np.concatenate(
                 [np.zeros(0, np.int32), *(np.arange(size, dtype=np.int32) for size in sizes)]
             )
+            joined["number"] = joined["step"] + (joined["split"] == SPLITS.index("train")).astype(np.int32)
             self._joined = joined
         return self._joined
 
@@ -223,7 +228,7 @@ def _joined(blocks: Sequence[SampleBlock], name: str) -> Numbers:
 # Which samples are wanted, in which order, and the page of them: from numbers in memory alone.
 
 RANGES = {
-    "step": "step",
+    "step": "number",
     "reward": "reward",
     "length": "num_tokens",
     "staleness": "staleness",
@@ -246,7 +251,7 @@ class SampleQuery(Struct, frozen=True, kw_only=True):
     split: str = ANY
     truncated: str = ANY
     """``yes``, ``no`` or any."""
-    sort: str = "step"
+    sort: str = "number"
     """Column."""
     descending: bool = True
     offset: int = 0
@@ -327,7 +332,7 @@ def _ordered(columns: dict[str, Any], matching: NDArray[np.intp], query: SampleQ
         worst = np.partition(keys, needed - 1)[needed - 1] if needed else -np.inf
         near = keys <= worst
         matching, keys = matching[near], keys[near]
-    newest = -columns["step"][matching].astype(np.int64)
+    newest = -columns["number"][matching].astype(np.int64)
     order = np.lexsort((columns["index"][matching], columns["group_id"][matching], newest, keys))
     ordered: NDArray[np.intp] = matching[order]
     return ordered
@@ -336,8 +341,7 @@ def _ordered(columns: dict[str, Any], matching: NDArray[np.intp], query: SampleQ
 def _row(index: SampleIndex, place: int) -> dict[str, Any]:
     columns = index.columns
     row: dict[str, Any] = {
-        name: columns[name][place].item()
-        for name in ("step", "group_id", "index", "num_tokens", "staleness", "oldest_version", "num_turns", "row")
+        name: columns[name][place].item() for name in (*NUMBERS, "number", "row") if name != "reward"
     }
     row["reward"] = float(f"{columns['reward'][place]:.6g}")
     row |= {name: index.words[name][columns[name][place]] for name in WORDS}

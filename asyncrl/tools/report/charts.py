@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from asyncrl.foreign_text import shown_lines
 from asyncrl.records import formatting
+from asyncrl.records.formatting import nth
 from asyncrl.records.measures import RECENTLY
 from asyncrl.records.run_record import EvaluationEvent, Restart, RunRecord
 
@@ -450,10 +451,10 @@ def _over_steps(curve: Curve, records: Sequence[RunRecord]) -> str | None:
         )
         for run, record in enumerate(records)
         for place, (label, key) in enumerate(curve.keys.items())
-        if (points := record.curve(key))
+        if (points := [(nth(step), value) for step, value in record.curve(key)])
     ]
     # Between the last step before and the first one after.
-    restarts = _restarts_of(records, lambda restart: restart.step - 0.5)
+    restarts = _restarts_of(records, lambda restart: restart.step + 0.5)
     if not series:
         return None
     return line_chart(curve.title, series, zero=curve.zero, percent=curve.percent, restarts=restarts)

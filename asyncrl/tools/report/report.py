@@ -30,7 +30,7 @@ from asyncrl.records import formatting
 from asyncrl.records.episode_view import summary, views
 from asyncrl.records.evaluation_metrics import accuracy_by_source, failed_note, multi_sample_metrics, pass_curve
 from asyncrl.records.events import news, weighed
-from asyncrl.records.formatting import UNKNOWN
+from asyncrl.records.formatting import UNKNOWN, nth
 from asyncrl.records.measures import Ends, finite
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunRecord, labels, read_run
@@ -300,7 +300,7 @@ def episodes(records: Sequence[RunRecord]) -> Iterator[Markup]:
         yield text("Episodes", "h2")
     for record in played:
         name = "" if len(records) == 1 else f"{record.name}: "
-        yield text(f"{name}one of each of the first groups of step {record.episodes[0].step}", "p", "quiet")
+        yield text(f"{name}one of each of the first groups of step {nth(record.episodes[0].step)}", "p", "quiet")
         yield from map(_folded, record.episodes)
 
 
@@ -340,7 +340,8 @@ def pictures(records: Sequence[RunRecord]) -> Iterator[Markup]:
         yield text("Pictures", "h2")
     for record in pictured:
         name = "" if len(records) == 1 else f"{record.name}: "
-        yield text(f"{name}one trajectory of each of the first groups of step {record.pictured[0].step}", "p", "quiet")
+        step = nth(record.pictured[0].step)
+        yield text(f"{name}one trajectory of each of the first groups of step {step}", "p", "quiet")
         yield row([_card(sample) for sample in record.pictured], "div", "charts")
 
 

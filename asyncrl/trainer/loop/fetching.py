@@ -16,6 +16,7 @@ from asyncrl.messages.token_ids import TokenIds
 from asyncrl.messages.trainer import Batch, Refusal, ScoredTrajectory, Take
 from asyncrl.messages.trajectory import RouteShape, Trajectory, TrajectoryLimits
 from asyncrl.messages.words import Activity
+from asyncrl.records.formatting import nth
 from asyncrl.trainer.loop.publications import OF_OTHERS
 from asyncrl.trainer.packing.pictures import TrainingImage
 from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, TrajectoryInfo, first_sharing
@@ -109,7 +110,9 @@ async def fetch_step(
         sound, refused = _checked(own, fetched, limits)
         contents, missing = await _fetch_images(sound, images, patience_s)
     except TimeoutError:
-        raise LinkError(f"the spools did not send the batch of step {batch.step} within {patience_s:g} s") from None
+        raise LinkError(
+            f"the spools did not send the batch of step {nth(batch.step)} within {patience_s:g} s"
+        ) from None
     trajectories = {
         place: training_trajectory(trajectory, own[place], limits, contents[place])
         for place, trajectory in sound.items()

@@ -238,7 +238,7 @@ def test_3_a_group_trained_in_two_steps(run: RunCopy) -> None:
         return record
 
     run.replace(again)
-    assert named(run, "ledger.sqlite", f"group {twice} was trained 2 times: in steps 0, {LAST}")
+    assert named(run, "ledger.sqlite", f"group {twice} was trained 2 times: in steps 1, {STEPS}")
 
 
 def test_3_a_trajectory_twice_in_the_samples(run: RunCopy) -> None:
@@ -253,14 +253,14 @@ def test_3_a_trajectory_twice_in_the_samples(run: RunCopy) -> None:
 def test_4_a_trajectory_missing_in_the_ledger(run: RunCopy) -> None:
     result = result_of(run, last_unit(run))
     run.replace(lambda record: None if record == result else record)
-    assert named(run, "ledger.sqlite", f"unit {result.unit.group_id}/0 was trained in step {LAST}, but has no result")
-    assert named(run, f"metrics.jsonl: step {LAST} has num_trajectories 4: expected 3")
+    assert named(run, "ledger.sqlite", f"unit {result.unit.group_id}/0 was trained in step {STEPS}, but has no result")
+    assert named(run, f"metrics.jsonl: step {STEPS} has num_trajectories 4: expected 3")
 
 
 def test_4_a_trajectory_missing_in_the_samples(run: RunCopy) -> None:
     table = pq.read_table(samples(run, 1))
     pq.write_table(table.slice(1), samples(run, 1))
-    assert named(run, "samples/step_000001.parquet", "is missing, which step 1 was trained on")
+    assert named(run, "samples/step_000001.parquet", "is missing, which step 2 was trained on")
 
 
 # ── 5: NaN reward ───────────────────────────────────────────────────────────────────────────
@@ -276,7 +276,7 @@ def test_5_another_reward_than_the_one_trained_on(run: RunCopy) -> None:
     unit = last_unit(run)
     run.replace(lambda r: replace(r, reward=77.0) if isinstance(r, Rewarded) and r.unit == unit else r)
     assert named(run, f"samples/step_{LAST:06d}.parquet", f"unit {unit.group_id}/0 has the reward", "expected 77.0")
-    assert named(run, f"metrics.jsonl: step {LAST} has reward")
+    assert named(run, f"metrics.jsonl: step {STEPS} has reward")
 
 
 # ── 6: a lost WAL ───────────────────────────────────────────────────────────────────────────
@@ -341,13 +341,13 @@ def test_7_a_segment_that_a_resumed_run_would_read_is_gone(run: RunCopy) -> None
 
 def test_8_a_missing_sample_file(run: RunCopy) -> None:
     samples(run, 2).unlink()
-    assert named(run, "samples/step_000002.parquet: it is missing, but step 2 was done")
+    assert named(run, "samples/step_000002.parquet: it is missing, but step 3 was done")
 
 
 def test_a_step_that_left_out_every_group_has_no_samples(run: RunCopy) -> None:
     samples(run, 2).unlink()
     (taken,) = (record for record in run.records if isinstance(record, Taken) and record.step == 2)
-    left_out = [Untrained(2, group_id, "run.skip_steps has step 2", 0) for group_id in taken.group_ids]
+    left_out = [Untrained(2, group_id, "run.skip_steps has step 3", 0) for group_id in taken.group_ids]
     run.rewrite([*run.records, *left_out])
     assert not [problem for problem in run.audit().problems if problem.startswith("samples/")]
 
@@ -362,15 +362,15 @@ def test_8_a_sample_file_that_is_none(run: RunCopy) -> None:
 
 def test_9_metrics_beyond_the_ledger(run: RunCopy) -> None:
     run.directory.append_metrics(run.directory.read_metrics()[-1] | {"step": STEPS})
-    assert named(run, f"metrics.jsonl: step {STEPS} was recorded, but the ledger has no batch of it; its last is")
+    assert named(run, f"metrics.jsonl: step {STEPS + 1} was recorded, but the ledger has no batch of it; its last is")
 
 
 def test_9_metrics_that_differ_from_the_ledger(run: RunCopy) -> None:
     line = run.directory.read_metrics()[1]
     run.directory.append_metrics(line | {"tokens": line["tokens"] + 5, "staleness_max": 0.0, "version": 0})
-    assert named(run, f"metrics.jsonl: step 1 has tokens {line['tokens'] + 5:g}: expected {line['tokens']:g}")
-    assert named(run, "metrics.jsonl: step 1 has staleness_max 0: expected 1")
-    assert named(run, "metrics.jsonl: step 1 has version 0: expected 1")
+    assert named(run, f"metrics.jsonl: step 2 has tokens {line['tokens'] + 5:g}: expected {line['tokens']:g}")
+    assert named(run, "metrics.jsonl: step 2 has staleness_max 0: expected 1")
+    assert named(run, "metrics.jsonl: step 2 has version 0: expected 1")
 
 
 def test_9_a_summary_that_differs_from_the_ledger(run: RunCopy) -> None:
@@ -434,17 +434,19 @@ def test_11_another_order_of_the_data(run: RunCopy) -> None:
 
 def test_12_a_commit_of_steps_that_were_never_taken(run: RunCopy) -> None:
     run.rewrite([*run.records, Committed(10**6, "step_1000001")])
-    assert named(run, "ledger.sqlite", f"step 1000000 was committed, but only {STEPS} steps were taken")
+    assert named(run, "ledger.sqlite", f"step 1000001 was committed, but only {STEPS} steps were taken")
 
 
 def test_12_a_commit_without_a_checkpoint(run: RunCopy) -> None:
     shutil.rmtree(run.directory.checkpoints / f"step_{STEPS:06d}")
-    assert named(run, f"ledger.sqlite: step {LAST} was committed, but the newest checkpoint contains {STEPS - 2} steps")
+    assert named(
+        run, f"ledger.sqlite: step {STEPS} was committed, but the newest checkpoint contains {STEPS - 2} steps"
+    )
 
 
 def test_12_a_commit_that_names_the_checkpoint_of_another_step(run: RunCopy) -> None:
     run.replace(lambda r: replace(r, step=r.step - 1) if isinstance(r, Committed) and r.step == LAST else r)
-    assert named(run, f"ledger.sqlite: step {LAST - 1} was committed to", "no checkpoint of that step")
+    assert named(run, f"ledger.sqlite: step {LAST} was committed to", "no checkpoint of that step")
 
 
 @pytest.mark.parametrize("step", [LAST])
@@ -453,7 +455,9 @@ def test_12_a_commit_of_a_step_that_nobody_reported(run: RunCopy, step: int) -> 
     run.directory.metrics.unlink()
     for line in lines:
         run.directory.append_metrics(line)
-    assert named(run, f"metrics.jsonl: step {step} is missing, though the ledger says that a checkpoint contains it")
+    assert named(
+        run, f"metrics.jsonl: step {step + 1} is missing, though the ledger says that a checkpoint contains it"
+    )
 
 
 # ── retired prompts ─────────────────────────────────────────────────────────────────────────

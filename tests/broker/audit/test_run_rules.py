@@ -65,12 +65,12 @@ def test_a_commit_needs_a_checkpoint_of_its_step_or_a_newer_one() -> None:
     assert list(commit_problems(made, ["step_000004"])) == []
     assert list(commit_problems(made, [])) == [], "the trainer may be on another machine"
     assert list(commit_problems(made, ["step_000002"])) == [
-        "ledger.sqlite: step 3 was committed, but the newest checkpoint contains 2 steps: the commit is forged, or its "
+        "ledger.sqlite: step 4 was committed, but the newest checkpoint contains 2 steps: the commit is forged, or its "
         "checkpoint was removed"
     ]
     wrong = book(Committed(1, "/runs/x/step_000004"))
     assert list(commit_problems(wrong, ["step_000004"])) == [
-        "ledger.sqlite: step 1 was committed to /runs/x/step_000004: no checkpoint of that step"
+        "ledger.sqlite: step 2 was committed to /runs/x/step_000004: no checkpoint of that step"
     ]
 
 

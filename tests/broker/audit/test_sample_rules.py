@@ -53,9 +53,9 @@ def test_rows_that_fit() -> None:
 
 
 def test_a_row_too_few_one_too_many_and_one_twice() -> None:
-    assert problems(ROWS[0]) == ["unit 0/1 is missing, which step 0 was trained on"]
+    assert problems(ROWS[0]) == ["unit 0/1 is missing, which step 1 was trained on"]
     assert problems(*ROWS, ROWS[1]) == ["unit 0/1 is there 2 times"]
-    assert problems(*ROWS, replace(ROWS[0], group_id=7)) == ["unit 7/0 is not in the batch of step 0 in the ledger"]
+    assert problems(*ROWS, replace(ROWS[0], group_id=7)) == ["unit 7/0 is not in the batch of step 1 in the ledger"]
 
 
 def test_rows_that_differ_from_their_payload() -> None:
@@ -76,7 +76,7 @@ def test_numbers_that_differ_from_the_ledger() -> None:
         "unit 0/1 has the reward 1.0: expected 0.5, as in the ledger"
     ]
     assert problems(ROWS[0], replace(ROWS[1], staleness=-999_997)) == ["unit 0/1 has the staleness -999997: expected 0"]
-    assert problems(ROWS[0], replace(ROWS[1], step=4)) == ["unit 0/1 says that it belongs to step 4"]
+    assert problems(ROWS[0], replace(ROWS[1], step=4)) == ["unit 0/1 says that it belongs to step 5"]
     assert problems(ROWS[0], replace(ROWS[1], num_turns=3, context_tokens=5)) == [
         "unit 0/1 has 3 turns and 5 tokens of context: expected 1 and 0, as in the ledger"
     ]
@@ -259,7 +259,7 @@ def test_events_of_checkpoints_keep_digests() -> None:
         {"event": "checkpoint.written", "step": 1},
         {"event": "node.joined"},
     ]
-    assert heads_of_events(events) == {"events.jsonl (checkpoint.written of step 3)": Head(7, "ab")}
+    assert heads_of_events(events) == {"events.jsonl (checkpoint.written of step 4)": Head(7, "ab")}
 
 
 def test_the_last_start_has_the_digest_of_the_facts_beside_the_records() -> None:
@@ -281,7 +281,7 @@ def test_a_line_is_the_one_that_was_written_whatever_was_not_finite_in_it() -> N
     assert unwitnessed_steps(book(Written("metrics.jsonl", digest, 4)), [line]) == [3]
     (problem,) = line_problems(book(Written("metrics.jsonl", digest, 3)), [line])
     assert problem.startswith(
-        "metrics.jsonl: the line of step 3 is not what was written: expected the digest 66e88ec07"
+        "metrics.jsonl: the line of step 4 is not what was written: expected the digest 66e88ec07"
     )
 
 

@@ -58,16 +58,16 @@ def test_a_number_that_is_null_was_not_finite_and_is_not_compared() -> None:
 
 def test_a_line_without_a_batch_and_a_line_with_other_numbers() -> None:
     assert list(metrics_problems(book(), [LINE | {"step": 3}])) == [
-        "metrics.jsonl: step 3 was recorded, but the ledger has no batch of it; its last is that of step 0"
+        "metrics.jsonl: step 4 was recorded, but the ledger has no batch of it; its last is that of step 1"
     ]
     assert list(metrics_problems(book(), [LINE | {"staleness_max": -999_997.0}])) == [
-        "metrics.jsonl: step 0 has staleness_max -999997: expected 0, as in the ledger"
+        "metrics.jsonl: step 1 has staleness_max -999997: expected 0, as in the ledger"
     ]
 
 
 def test_a_committed_step_without_a_line() -> None:
     assert list(unrecorded_problems(book(), [])) == [
-        "metrics.jsonl: step 0 is missing, though the ledger says that a checkpoint contains it"
+        "metrics.jsonl: step 1 is missing, though the ledger says that a checkpoint contains it"
     ]
 
 

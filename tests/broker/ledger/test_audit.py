@@ -110,7 +110,7 @@ def test_a_restart_samples_what_was_left_out_again() -> None:
 
 
 STALE = [
-    f"unit 3/{index} is stale beyond its bound: step 1 trains version 1 on tokens of version 0, expected at most 0 "
+    f"unit 3/{index} is stale beyond its bound: step 2 trains version 1 on tokens of version 0, expected at most 0 "
     f"versions between them, got 1"
     for index in range(2)
 ]
@@ -256,12 +256,12 @@ def test_an_audit_survives_json():
         pytest.param([*GOOD, admitted(5)], ["group 5 was admitted 2 times"], id="admitted twice"),
         pytest.param(
             [*GOOD, *finished(5, 1, 1), Taken(2, [0, 5])],
-            ["group 0 was trained 2 times: in steps 0, 2"],
+            ["group 0 was trained 2 times: in steps 1, 3"],
             id="trained twice",
         ),
         pytest.param(
             [*GOOD, Dropped(1, "late", 0)],
-            ["group 1 was trained in step 0 and dropped (late)"],
+            ["group 1 was trained in step 1 and dropped (late)"],
             id="trained and dropped",
         ),
         pytest.param(
@@ -273,7 +273,7 @@ def test_an_audit_survives_json():
         pytest.param(
             [*GOOD, *finished(9, 1, 1), *finished(5, 1, 1), Taken(2, [5, 9])],
             [
-                "group 9 was trained in step 2, but never admitted",
+                "group 9 was trained in step 3, but never admitted",
                 "unit 9/0 has a result, but group 9 was never admitted",
                 "unit 9/1 has a result, but group 9 was never admitted",
             ],
@@ -308,20 +308,20 @@ def test_an_audit_survives_json():
             [*GOOD, result(0, 0, split="held_out")], ["unit 0/0 (held-out) has 2 results"], id="two held-out results"
         ),
         pytest.param(
-            without(result(1, 0, 30)), ["unit 1/0 was trained in step 0, but has no result"], id="without a result"
+            without(result(1, 0, 30)), ["unit 1/0 was trained in step 1, but has no result"], id="without a result"
         ),
         pytest.param(
-            without(rewarded(4, 1)), ["unit 4/1 was trained in step 1, but has no reward"], id="without a reward"
+            without(rewarded(4, 1)), ["unit 4/1 was trained in step 2, but has no reward"], id="without a reward"
         ),
         pytest.param(
             without(Taken(0, [0, 1])),
-            ["step 0 was skipped: it got no batch, but step 1 did", "5 groups were open at once, but the window "
+            ["step 1 was skipped: it got no batch, but step 2 did", "5 groups were open at once, but the window "
              "holds 4"],
             id="step skipped",
         ),
         pytest.param(
             [*GOOD, *finished(5, 1, 1), Taken(2, [5])],
-            ["the batch of step 2 has 1 of 2 groups (groups_per_step)"],
+            ["the batch of step 3 has 1 of 2 groups (groups_per_step)"],
             id="short batch",
         ),
         pytest.param(

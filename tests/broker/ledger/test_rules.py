@@ -95,8 +95,8 @@ def test_records_of_a_run_have_no_problem() -> None:
         (rewarded(2), rewarded(2, math.nan), "unit 2/0 has the reward nan: expected a finite number"),
         (rewarded(2), rewarded(2, 1.0, length=math.inf), "unit 2/0 has the length inf: expected a finite number"),
         (result(2, 1, 2), Measured(1, 0.5, 8), "unit 2/0 was rewarded before it had a result"),
-        (rewarded(2), Measured(1, 0.5, 8), "unit 2/0 was taken by step 2 before it had a reward"),
-        (Committed(0, "step_000001"), Committed(2, "step_000003"), "step 2 was committed, but only 2 steps were taken"),
+        (rewarded(2), Measured(1, 0.5, 8), "unit 2/0 was taken by step 3 before it had a reward"),
+        (Committed(0, "step_000001"), Committed(2, "step_000003"), "step 3 was committed, but only 2 steps were taken"),
         (
             VersionLive(2, 2),
             VersionLive(3, 3),
@@ -105,7 +105,7 @@ def test_records_of_a_run_have_no_problem() -> None:
         (VersionLive(2, 2), VersionLive(7, 2), "version 7 contains 2 steps: expected version 2"),
         (Measured(1, 0.5, 8), Measured(2, 0.5, 8), "version 2 was evaluated, but never went live"),
         (Measured(1, 0.5, 8), Measured(1, math.nan, 8), "version 1 has the accuracy nan: expected a finite number"),
-        (Taken(2, [2]), Taken(1, [2]), "step 1 was taken twice"),
+        (Taken(2, [2]), Taken(1, [2]), "step 2 was taken twice"),
     ],
 )
 def test_an_impossible_record_is_named(old: AnyRecord, new: AnyRecord, problem: str) -> None:
@@ -124,7 +124,7 @@ def test_an_impossible_trajectory_that_nobody_used_is_only_a_claim() -> None:
 
 def test_a_commit_of_an_earlier_step_than_before_is_named() -> None:
     again = Committed(0, "step_000001")
-    assert problems(*GOOD, again) == ["step 0 was committed after step 0: expected a later one"]
+    assert problems(*GOOD, again) == ["step 1 was committed after step 1: expected a later one"]
 
 
 def test_an_evaluation_without_prompts_measured_nothing() -> None:
@@ -137,7 +137,7 @@ def test_a_trajectory_is_stale_by_its_oldest_token() -> None:
     stale = [result(2, 0, 2) if record == result(2, 1, 2) else record for record in stale]
     found = [problem for problem in problems(*stale) if "stale" in problem]
     assert found == [
-        "unit 2/0 is stale beyond its bound: step 2 trains version 2 on tokens of version 0, expected at most 1 "
+        "unit 2/0 is stale beyond its bound: step 3 trains version 2 on tokens of version 0, expected at most 1 "
         "versions between them, got 2"
     ]
     completion = Schedule(groups_per_step=1, group_size=1, staleness=1.0, order="completion")

@@ -268,8 +268,8 @@ def test_what_happens_again_at_another_step_or_version_is_counted_with_its_first
     assert [(one.count, one.sentence) for one in book.told(9.0)] == [
         (100, "gpu-1 is back after 99 s"),
         (100, "v109 was not evaluated: busy (the first at v10)"),
-        (100, "no update in step 99: a loss or a gradient was not finite (the first at step 0)"),
-        (100, "nothing to learn from by step 99: advice 99 (the first at step 0)"),
+        (100, "no update in step 100: a loss or a gradient was not finite (the first at step 1)"),
+        (100, "nothing to learn from by step 100: advice 99 (the first at step 1)"),
         (1, "gpu-2 was refused: wrong key"),
     ]
 

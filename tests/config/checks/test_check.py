@@ -14,8 +14,8 @@ from tests.config.configs import made, refused
     ("sections", "sentence"),
     [
         (
-            {"run": {"steps": 8, "skip_steps": [7, 8]}},
-            "run.skip_steps has 8, but the run has the steps 0 to 7; remove it",
+            {"run": {"steps": 8, "skip_steps": [8, 9]}},
+            "run.skip_steps has 9, but the run has the steps 1 to 8; remove it",
         ),
         ({"data": {"train": []}}, "data.train is empty; name a parquet or JSONL file"),
         (

@@ -192,6 +192,16 @@ def test_samples_are_filtered_sorted_and_opened_and_texts_stay_texts(page: Any, 
     assert page.locator("img").count() == 0
 
 
+def test_pages_count_steps_from_1_and_filter_by_what_they_show(page: Any, url: str) -> None:
+    page.goto(url)
+    page.get_by_text("The newest samples, steps 1 to 10").wait_for()
+    page.goto(f"{url}#/samples?step_min=10")
+    page.get_by_text(re.compile("^21 of 210 samples")).wait_for()
+    assert page.locator("tbody tr").first.locator("td").first.inner_text() == "10"
+    page.locator("tbody tr").first.click()
+    page.get_by_text("step 10, group").wait_for()
+
+
 def test_nodes_are_filtered_and_sorted_and_have_the_use_of_their_machine_under_its_name(page: Any, url: str) -> None:
     page.goto(f"{url}#/cluster")
     page.get_by_text("2 nodes").wait_for()

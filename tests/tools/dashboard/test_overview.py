@@ -107,7 +107,7 @@ def test_a_silent_run_without_an_end_has_stopped_unless_its_steps_are_long_or_it
     told = "Running at step 20 of 100, about 13 min 20 s left. Take note. Its broker runs, and has recorded nothing"
     assert served.startswith(told)
     paused = record(metrics=STEPS, events=[{"event": "sampling.paused"}], is_served=True)
-    told = "Paused at step 20 of 100: an operator paused it, and `asyncrl resume-sampling` lets it go on. All is well."
+    told = "Paused at step 20 of 100: an operator paused it, and `asyncrl unpause` lets it go on. All is well."
     assert sentence(paused, {}, silent_s=500.0).startswith(told)
     told = "No trainer, rollout, spool or reward node has joined yet: normal"
     begun = f"Running before the first step. All is well. {told}"
@@ -193,7 +193,7 @@ def test_each_end_is_told_with_its_cause(make_run: MakeRun, summary: MakeSummary
     assert sentence(read_run(directory.path), {}).endswith(told)
     directory.append_event("sampling.paused", by="me")
     directory.write_summary(summary(status="interrupted"))
-    told = "`asyncrl resume` continues it, paused as it was: `asyncrl resume-sampling` then lets it go on."
+    told = "`asyncrl resume` continues it, paused as it was: `asyncrl unpause` then lets it go on."
     assert sentence(read_run(directory.path), {}).endswith(told)
     directory.write_summary(summary(goal="accuracy >= .7"))
     assert sentence(read_run(directory.path), {}).startswith(

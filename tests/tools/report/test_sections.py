@@ -76,7 +76,7 @@ def test_an_episode_that_a_limit_has_ended_says_so_and_long_ones_are_cut() -> No
     assert "reward 0.5, cut by a limit;" in found
     assert "x" * MAX_CHARS + " …" in found
     assert "2 more" in found
-    assert "one: one of each of the first groups of step 3" in found
+    assert "one: one of each of the first groups of step 4" in found
 
 
 # ── test evaluation charts ────────────────────────────────────────────────────────────────────
@@ -284,7 +284,7 @@ def test_a_picture_is_inside_the_page_with_its_completion_and_reward(record: Mak
     assert 'src="data:image/png;base64,iVBOR' in found
     assert "&lt;b&gt;four" in found
     assert "reward 0.5, answer 4" in found
-    assert "the first groups of step 3" in found
+    assert "the first groups of step 4" in found
 
 
 def test_a_file_that_is_no_known_picture_is_not_put_into_the_page(record: MakeRecord) -> None:

@@ -2,7 +2,7 @@
 
 import {get} from "./api.js";
 import {debounced, h, put} from "./dom.js";
-import {plural, seconds, whole} from "./format.js";
+import {nth, plural, seconds, whole} from "./format.js";
 
 const WEIGHTS = [["trouble", "Trouble"], ["over", "Trouble that is over"], ["news", "News"], ["routine", "Routine"]];
 
@@ -55,7 +55,7 @@ export function events(context) {
     const fields = [...new Set(found.events.flatMap((event) => Object.keys(event)))].filter((name) => !skipped.includes(name));
     const reversed = [...found.events].reverse();
     put(inside, h("table", {}, h("thead", {}, h("tr", {}, h("th", {class: "number"}, "time"), fields.map((name) => h("th", {}, name)))),
-      h("tbody", {}, reversed.map((event) => h("tr", {}, h("td", {class: "number"}, seconds(event.time_s)), fields.map((name) => h("td", {}, shown(event[name]))))))),
+      h("tbody", {}, reversed.map((event) => h("tr", {}, h("td", {class: "number"}, seconds(event.time_s)), fields.map((name) => h("td", {}, shown(name === "step" ? nth(event.step) : event[name]))))))),
     group.num > found.events.length ? h("p", {class: "muted"}, `the last ${found.events.length} of ${whole(group.num)}`) : null);
   }
 

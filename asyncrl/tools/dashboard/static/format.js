@@ -30,6 +30,11 @@ export function seconds(value) {
   return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
 }
 
+/** Number of a step for people, who count from 1: files and answers count steps from 0. */
+export function nth(step) {
+  return step == null ? step : step + 1;
+}
+
 export function plural(count, noun) {
   return `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
 }

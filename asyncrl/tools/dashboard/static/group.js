@@ -2,7 +2,7 @@
 
 import {address} from "./api.js";
 import {h, put} from "./dom.js";
-import {number, plural} from "./format.js";
+import {nth, number, plural} from "./format.js";
 import {rewardElement} from "./samples.js";
 import {MODES, tokenElements, tokenLegend} from "./tokens.js";
 
@@ -37,7 +37,7 @@ export function groupView(context, place, samples, close) {
     h("img", {src: address(`runs/${context.run}/picture`, {split: place.split, file: place.file, group: place.group, number: i}), alt: `picture ${i + 1} of the prompt`, loading: "lazy"}));
   const element = h("article", {class: "group"},
     h("div", {class: "tools"}, h("button", {type: "button", onclick: close}, "← samples"),
-      h("b", {}, `step ${first.step}, group ${first.group_id}`), h("span", {class: "muted"}, `${plural(samples.length, "sample")}, mean reward ${number(mean)}${place.split === "held_out" ? ", held out" : ""}${first.data_source ? `, ${first.data_source}` : ""}`)),
+      h("b", {}, `${place.split === "held_out" ? `after ${plural(first.step, "step")}` : `step ${nth(first.step)}`}, group ${first.group_id}`), h("span", {class: "muted"}, `${plural(samples.length, "sample")}, mean reward ${number(mean)}${place.split === "held_out" ? ", held out" : ""}${first.data_source ? `, ${first.data_source}` : ""}`)),
     h("section", {class: "prompt-box"}, h("h2", {}, "Prompt"), h("pre", {}, first.prompt), pictures.length ? h("div", {class: "pictures"}, pictures) : null,
       first.answer ? h("p", {}, h("span", {class: "muted"}, "reference answer "), h("code", {}, first.answer)) : null),
     h("div", {class: "tools"}, modes, legend), cards);

@@ -3,7 +3,7 @@
 import {get} from "./api.js";
 import {colour, runColour} from "./colours.js";
 import {comparisonText, h, put} from "./dom.js";
-import {percent, plural, UNKNOWN} from "./format.js";
+import {nth, percent, plural, UNKNOWN} from "./format.js";
 import {histogram} from "./histogram.js";
 import {LineChart, View} from "./line_chart.js";
 import {rewardElement} from "./samples.js";
@@ -143,7 +143,7 @@ export function overview(context) {
       Object.entries(curve.keys).slice(0, many ? 1 : undefined).forEach(([label, key], place) => {
         const ys = one.columns[key];
         if (!ys || !ys.some((value) => value != null)) return;
-        series.push({label: name || label, colour: runColour(many ? run : place), bridges: true, xs: one.columns[xKey] || [], ys});
+        series.push({label: name || label, colour: runColour(many ? run : place), bridges: true, xs: xKey === "step" ? (one.columns.step || []).map(nth) : one.columns[xKey] || [], ys});
       });
     });
     return series;
@@ -189,7 +189,7 @@ export function overview(context) {
   /** Restarts of brokers, between the last step before and the first one after. */
   function drawMarks() {
     view.marks = state.flatMap((one, run) => (one.overview && !hidden.has(run) ? one.overview.restarts : []).map(({step, time_s: time}) =>
-      ({x: xKey === "step" ? step - 0.5 : time, colour: many ? runColour(run) : colour("muted")})));
+      ({x: xKey === "step" ? step + 0.5 : time, colour: many ? runColour(run) : colour("muted")})));
     marked.hidden = !view.marks.length;
   }
 
@@ -236,7 +236,7 @@ export function overview(context) {
     const {from, to} = found.steps;
     put(histograms, histogram("Staleness, versions", found.staleness, true), histogram("Reward", found.reward, false),
       histogram("Length, tokens", found.length, true));
-    const steps = from == null ? "" : from === to ? `, step ${from}` : `, steps ${from} to ${to}`;
+    const steps = from == null ? "" : from === to ? `, step ${nth(from)}` : `, steps ${nth(from)} to ${nth(to)}`;
     put(newest, `The newest samples${steps}`);
     await loadTexts();
     if (found.files_waiting && !(to - from >= 49)) setTimeout(() => context.attempt(loadHistograms), 50);

@@ -126,8 +126,8 @@ export function samples(context) {
   function rowElement(row) {
     const open = () => show(row);
     const texts = [h("td", {class: "text prompt-column"}), h("td", {class: "text completion"})];
-    const step = row.split === "held_out" ? h("span", {title: "held-out completion, after so many steps"}, `${row.step} ◇`) : row.step;
-    const element = h("tr", {tabindex: "0", role: "link", "aria-label": `sample ${row.index} of group ${row.group_id} of step ${row.step}`, onclick: open,
+    const step = row.split === "held_out" ? h("span", {title: "held-out completion, after so many steps"}, `${row.number} ◇`) : row.number;
+    const element = h("tr", {tabindex: "0", role: "link", "aria-label": `sample ${row.index} of group ${row.group_id} of step ${row.number}`, onclick: open,
       onkeydown: (event) => event.key === "Enter" && open()},
       h("td", {class: "number"}, step), h("td", {class: "number muted wide-only"}, `${row.group_id}/${row.index}`), h("td", {class: "number"}, rewardElement(row.reward)),
       h("td", {class: "number"}, whole(row.num_tokens)), h("td", {class: "number"}, row.staleness), h("td", {class: "number wide-only"}, row.num_turns),
