@@ -32,7 +32,7 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
     Write an HTML report about one run, or compare several.
 
     Each RUN is a run directory, by default the newest below runs/. The page has curves, headline numbers, settings and
-    events, and needs no network.
+    events, and needs no network. It withholds what its folder does: in a run directory it is its owner's alone.
     """
     from asyncrl.tools.report.report import write_report
 

@@ -87,7 +87,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "row": "Row of the dataset.",
     "policy_version": "Version that was live at the admission or restart; of `publishing`, the one that became live.",
     "restarts": "Restarts of the group.",
-    "step": "Step that trains on the group.",
+    "step": "Step that trains on the group, counted from 0.",
     "outcome": "`trained`, `dropped`, `untrained`; or `open` if the broker stopped before.",
     "resumed": "True if an earlier broker admitted the group: this span begins with the restart.",
     "index": "Index of the trajectory in its group.",

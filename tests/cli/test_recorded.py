@@ -67,6 +67,19 @@ def test_a_report_goes_into_a_fifo_and_leaves_it_one(tmp_path):
     assert fifo.is_fifo()
 
 
+@pytest.mark.parametrize(("folder", "expected"), [(0o700, 0o600), (0o750, 0o640), (0o755, 0o644)])
+def test_a_report_withholds_what_its_folder_withholds(folder: int, expected: int, tmp_path: Path) -> None:
+    run, place = a_run(tmp_path, "one"), tmp_path / "place"
+    place.mkdir()
+    place.chmod(folder)
+    before = os.umask(0o022)
+    try:
+        assert asyncrl("report", run.path, "-o", place / "out.html").exit_code == 0
+    finally:
+        os.umask(before)
+    assert (place / "out.html").stat().st_mode & 0o777 == expected
+
+
 def test_a_report_about_no_run_is_refused(tmp_path):
     result = asyncrl("report", tmp_path / "nowhere")
     assert result.exit_code not in (0, 1)

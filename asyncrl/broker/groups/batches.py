@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from asyncrl.broker.groups.group import Group
 from asyncrl.errors import BrokenInvariant
+from asyncrl.records.formatting import nth
 
 # ── max staleness ─────────────────────────────────────────────────────────────────────────────
 # Bound on the age of a group when a step trains on it, in versions (L = ``schedule.max_staleness``).
@@ -241,7 +242,7 @@ class BatchBook:
     def _first_complete(self, step: int) -> list[Group] | None:
         due = self._bound.due(self._num_open, step) if self._bound else []
         if due and due[-1][1] > self._groups_per_step:
-            raise BrokenInvariant(f"{due[-1][1]} groups are too old for any step after {step}: more than it takes")
+            raise BrokenInvariant(f"{due[-1][1]} groups are too old for any step after {nth(step)}: more than it takes")
         if any(sum(self._num_complete[v] for v in self._num_open if v <= version) < num for version, num in due):
             return None
         chosen: dict[int, Group] = {}

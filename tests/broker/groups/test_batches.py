@@ -210,7 +210,7 @@ def test_more_groups_due_than_a_step_takes_is_a_broken_invariant() -> None:
     book, groups = a_bounded(1, 0, 0, 0)
     complete(book, *groups)
 
-    with pytest.raises(BrokenInvariant, match="2 groups are too old for any step after 0"):
+    with pytest.raises(BrokenInvariant, match="2 groups are too old for any step after 1"):
         form(book, 0)
 
 
