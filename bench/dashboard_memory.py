@@ -19,18 +19,20 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import smoke
 from broker_memory import MB, resident_bytes
 from dashboard import a_row, a_span
 
+from asyncrl.messages.words import Role
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.samples import SamplesWriter
 from asyncrl.records.times import NodeTimes, TimesLine
 
 MARKS = (0.2, 0.5, 1.0)
 """Parts of the steps after which the memory is told."""
-NODES = {"trainer-0": "trainer", "reward-0": "reward", "rollout-0": "rollout", "rollout-1": "rollout"}
+NODES: dict[str, Role] = {"trainer-0": "trainer", "reward-0": "reward", "rollout-0": "rollout", "rollout-1": "rollout"}
 NUM_METRICS = 45
 """Numbers of a step, as many as the quickstart records."""
 PAGE = ("state", "overview", "histograms", "newest", "cluster", "events", "timeline")
@@ -53,7 +55,7 @@ class Page:
         self._start = curves["start"] + len(curves["columns"].get("step", ()))
         self._rewrites = curves["rewrites"]
 
-    def _get(self, path: str) -> dict[str, object] | object:
+    def _get(self, path: str) -> Any:
         with urllib.request.urlopen(self._url + path, timeout=60) as answer:
             return json.load(answer)
 

@@ -55,6 +55,6 @@ def read_timeline(record: RunRecord, ahead: int) -> Timeline:
         ],
         notes={
             "trainer_busy_s": sum(value for key in ("train_s", "stage_s") for _, value in record.curve(key)),
-            "rollout_busy_s": sum(steps_s) - (record.total("wait_rollout_s") or 0.0),
+            "rollout_busy_s": sum(steps_s) - sum(value for _, value in record.curve("wait_rollout_s")),
         },
     )
