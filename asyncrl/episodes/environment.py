@@ -56,7 +56,7 @@ class TaskInput(Struct, frozen=True, kw_only=True):
 
 
 def check_row_tools(names: Iterable[str], description: Description) -> None:
-    """Raise `ConfigError` if rows show tools that are none of those of the environment, if it has any."""
+    """Raise `ConfigError` if rows show tools that an environment with tools does not have."""
     known = {tool["function"]["name"] for tool in description.tools}
     if known and (unknown := sorted(set(names) - known)):
         raise ConfigError(

@@ -99,7 +99,7 @@ class JsonSchema:
                     left += found if isinstance(found := schema.get(keyword), list) else []
 
     def target(self, reference: Any) -> Any:
-        """The schema that a local reference names; None, which is no schema, if there is none."""
+        """The schema that a local reference names; None, which is no schema, if it leads nowhere."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
         found: Any = self._root
@@ -204,7 +204,7 @@ SPEAKS_OF_NAMES = ("patternProperties", "if", "then", "else", "not", "dependentS
 
 def problem_of(arguments: dict[str, Any], parameters: Any) -> str:
     """
-    The reason for which arguments do not fit the schema of a tool's ``parameters``; empty if they do.
+    Why arguments do not fit the schema of a tool's ``parameters``; empty if they fit.
 
     An argument that the schema does not name is a problem, unless ``additionalProperties`` or a part that is not
     understood may allow it: the call was meant otherwise.

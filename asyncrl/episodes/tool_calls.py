@@ -260,7 +260,7 @@ def typed(text: str, name: str, parameters: Mapping[str, Any]) -> Any:
 
 
 def literal(text: str) -> Any:
-    """Value that is no string, in JSON or as chat templates render it; the text if it is none."""
+    """Value other than a string, in JSON or as chat templates render it; else the text."""
     if text.strip() in PYTHON_WORDS:
         return PYTHON_WORDS[text.strip()]
     try:

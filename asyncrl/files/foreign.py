@@ -54,14 +54,14 @@ class NoSuchFile(DataError):
 @contextmanager
 def opened(path: Path, what: str = "", *, follow: bool = True) -> Iterator[BufferedReader]:
     """
-    Open a regular file, without waiting for one that is none.
+    Open a regular file, and wait for no pipe or device.
 
     Args:
         what: Name of the file in messages, made fit for a terminal; the path if it is empty.
         follow: Follow the last link of the path.
 
     Raises:
-        NoSuchFile: There is none.
+        NoSuchFile: The file is missing.
         DataError: It cannot be opened or read, or is no regular file.
     """
     what = what or shown(str(path))
@@ -150,7 +150,7 @@ def parse_json(
     """
     JSON as ``kind``; ``decode`` replaces msgspec's function.
 
-    Raises `DataError`, which names it ``what``, if it is none, or beyond the limits of values.
+    Raises `DataError`, which names it ``what``, for other text and for values beyond the limits.
     """
     opening: Any = ("[", "{") if isinstance(content, str) else (b"[", b"{")
     if sum(map(content.count, opening)) > MAX_TABLES:
@@ -160,7 +160,7 @@ def parse_json(
 
 
 def parse_toml(text: str, what: str) -> dict[str, Any]:
-    """TOML as a nested dict. Raises `DataError`, which names it ``what``, if it is none, or beyond the limits."""
+    """TOML as a nested dict. Raises `DataError`, which names it ``what``, for other text and beyond the limits."""
     for run in KEYS.finditer(text):
         require_parts(len(PART.findall(run["key"] or "")), what)
     return parsed(lambda: tomllib.loads(text), what, "TOML", max_bits=TOML_BITS)

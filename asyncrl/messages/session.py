@@ -147,7 +147,7 @@ class Ready(Message, frozen=True):
 
 
 def difference_of_models(found: Ready, expected: Ready) -> str:
-    """Difference between the models of two nodes, and what to do about it; empty if there is none that both tell."""
+    """Difference between the models of two nodes, and what to do about it; empty if what both tell is equal."""
     if "" not in (found.layout_hash, expected.layout_hash) and found.layout_hash != expected.layout_hash:
         return (
             f"weight layouts {found.layout_hash[:12]} and {expected.layout_hash[:12]} differ; give both the same "

@@ -25,7 +25,7 @@ ATTEMPTS = {
 COUNTED_AS = {"environment": "rollout"}
 """Stages whose attempts are those of another one: an episode is a completion."""
 AFTER_A_TURN = "after a turn of the policy, "
-"""Beginning of the reason for which an episode failed once the policy had written."""
+"""Start of the reason why an episode failed once the policy had written."""
 BIAS = (
     "what fails once the policy has written is sampled again: if its text is the cause, bad texts are left out of "
     "training, a bias; give them a reward instead"

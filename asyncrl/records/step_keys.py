@@ -154,6 +154,6 @@ STEP_KEYS: Mapping[str, StepKey] = {
 
 
 def key_of(name: str) -> StepKey | None:
-    """The entry of a key of a line; None if there is none, as of a metric of a loss of a user."""
+    """The entry of a key of a line; None for unknown keys, such as a metric of a user's own loss."""
     found = (key for key in STEP_KEYS.values() if fnmatchcase(name, key.name))
     return STEP_KEYS.get(name) or next(found, None)

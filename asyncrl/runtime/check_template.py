@@ -1,8 +1,8 @@
 """
-Check of a model's chat template, which is a program: tried in a process of its own, where it cannot run for ever.
+Check of a model's chat template, which is a program: tried in a process of its own, with limits.
 
 Engines render it in their own process, in the sandbox of jinja, which has no limit of time or memory. One that waits
-for a chat of its choice to run for ever is not found here: it stalls a rollout, which is restarted.
+for a chat of its choice to loop endlessly is not found here: it stalls a rollout, which is restarted.
 """
 
 import resource

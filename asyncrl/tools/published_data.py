@@ -28,7 +28,7 @@ def has_pictures(data: Mapping[str, Any]) -> bool:
     """
     True if the rows of a run file's ``[data]``, as it is written, have pictures.
 
-    Of a file that is not here it is told by a column of pictures that ``data`` names, or by the dataset's name. Raises
+    For a missing file, a column of pictures that ``data`` names decides, or the dataset's name. Raises
     `DataError` for a file that cannot be read.
     """
     named = [data.get(key) or [] for key in ("train", "held_out")]

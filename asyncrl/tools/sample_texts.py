@@ -43,7 +43,7 @@ class SampleText(Struct, frozen=True, kw_only=True):
 
 
 def trained_file(folder: Path, step: int | None) -> Path:
-    """File of a step, counted from 1, by default the newest; raises `ConfigError` if there is none."""
+    """File of a step, counted from 1, by default the newest; raises `ConfigError` if it is missing."""
     if (newest := newest_file(folder)) is None:
         raise ConfigError(f"there are no samples in {folder}: no step is done yet, or broker.samples is false")
     if step is None:
@@ -56,7 +56,7 @@ def trained_file(folder: Path, step: int | None) -> Path:
 
 
 def held_out_file(folder: Path, step: int | None) -> Path:
-    """File of the evaluation after ``step`` steps, by default the newest; raises `ConfigError` if there is none."""
+    """File of the evaluation after ``step`` steps, by default the newest; raises `ConfigError` if it is missing."""
     files = sorted((folder / HELD_OUT).glob("version_*.parquet"))
     if not files:
         raise ConfigError(f"there are no held-out samples in {folder / HELD_OUT}")

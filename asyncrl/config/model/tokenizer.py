@@ -94,8 +94,8 @@ def check_tokenizer(model: Path, setting: str, vocab_size: int | None = None) ->
     """
     Raise `ConfigError` if the directory has no tokenizer, that of another model, or end tokens that the model lacks.
 
-    These are in config.json and generation_config.json; a negative one is none. Which ids a tokenizer has is known once
-    it is loaded: see `asyncrl.weights.contents.token_ids`.
+    These are in config.json and generation_config.json; negative ones are ignored. Which ids a tokenizer has is known
+    once it is loaded: see `asyncrl.weights.contents.token_ids`.
 
     Args:
         setting: Key of the path, for messages.
@@ -139,7 +139,7 @@ def _end_ids(path: Path) -> list[int]:
 
 
 def _highest_id(path: Path) -> int:
-    """Highest id of the vocabulary in a tokenizer.json, added tokens left out; -1 if there is none, or no such file."""
+    """Highest id of the vocabulary in a tokenizer.json, without added tokens; -1 without a vocabulary or a file."""
     if not path.is_file():
         return -1
     found = read_json(path, _Fast, MAX_VOCABULARY, REMEDY)

@@ -54,7 +54,7 @@ ROWS, SAMPLED_ROWS, SAMPLES = 200, 16, 4
 LIMIT_S = 30.0
 """Seconds after which no further row is graded."""
 SLOW_S, SLOWER = 1.0, 10
-"""Seconds of a verdict that is slow, if it is so many times slower than the median."""
+"""Seconds from which a verdict is slow, if it is also `SLOWER` times slower than the median."""
 SHOWN_ROWS, SHOWN_FAULTS = 5, 10
 MAX_SHOWN_CHARS = 60
 WIDTH = max(map(len, REFERENCE))

@@ -46,7 +46,7 @@ class Configuration(Struct, frozen=True):
 
 
 def configuration(path: Path) -> Configuration:
-    """Read a configuration of Hydra. Raises `ConfigError` if it is none."""
+    """Read a configuration of Hydra. Raises `ConfigError` for any other file."""
     raw = _read(path)
     bases = [entry if isinstance(entry, str) else str(entry) for entry in raw.pop("defaults", None) or []]
     raw.pop("hydra", None)

@@ -213,7 +213,7 @@ def runtime_variables(line: Line, folders: Sequence[Path] = ()) -> dict[str, str
 
 
 def _of_json(text: str) -> dict[str, str] | None:
-    """Variables of an environment of Ray; None if the text is none."""
+    """Variables of Ray's environment; None for any other text."""
     try:
         return {str(name): str(value) for name, value in json.loads(text).get("env_vars", {}).items()}
     except (ValueError, AttributeError):

@@ -86,7 +86,7 @@ def on_meta(kind: Any, config: PreTrainedConfig, source: str, **options: Any) ->
         options: Further arguments of ``from_config``.
 
     Raises:
-        NotMade: There is none by this config.
+        NotMade: transformers makes no model by this config.
     """
     try:
         with torch.device("meta"):
