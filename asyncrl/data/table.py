@@ -348,7 +348,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    return shown(str(error).partition("\n")[0])  # bytes of the file may be in it
 
 
 # ── columns ───────────────────────────────────────────────────────────────────────────────────

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from asyncrl.config.model.adapter import check_adapter
 from asyncrl.config.model.directory import check_model, known_positions
@@ -16,6 +18,7 @@ from asyncrl.config.model.tokenizer import num_experts
 from asyncrl.config.model.weights import read_config
 from asyncrl.config.run_file import load_config
 from asyncrl.config.sections.trainer import Lora
+from asyncrl.data.check import inspect
 from asyncrl.errors import ConfigError
 from asyncrl.files.json_lines import toml_key, toml_value
 from asyncrl.foreign_text import acting
@@ -202,3 +205,41 @@ def test_a_mutated_override(data: st.DataObject, run_file: dict[str, Any]) -> No
         st.sampled_from([f"{section}.{key}", section, key, f"{section}.{key}.a", "." * 5, "a." * 70 + "a"])
     )
     refused_or_read(lambda: load_config(ROOT / "conf" / "quickstart.toml", f"{where}={value}"))
+
+
+# ── datasets ──────────────────────────────────────────────────────────────────────────────────
+
+ROW: dict[str, Any] = {
+    "prompt": [{"role": "user", "content": [{"type": "text", "text": "<image> 2+2?"}]}], "answer": "4", "data_source": "x",
+    "images": ["a.png"], "tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}],
+    "extra_info": {"index": 1, "level": [1, None]}, "reward_model": {"ground_truth": "4"},
+}  # fmt: skip
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108020000009077"
+    "53de0000000c49444154789c63f8cfc0000003010100c9fe92ef0000000049454e44ae426082"
+)
+
+
+@fuzzed
+@given(rows=st.lists(mutations(ROW), min_size=1, max_size=4), change=st.none() | BYTES)
+def test_mutated_rows(rows: list[dict[str, Any]], change: Any, tmp_path: Path) -> None:
+    content = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+    (tmp_path / "a.png").write_bytes(PNG)
+    (tmp_path / "rows.jsonl").write_bytes(spliced(content, change) if change else content)
+    refused_or_read(lambda: inspect(tmp_path / "rows.jsonl"))
+
+
+@fuzzed
+@given(changes=st.lists(BYTES, min_size=1, max_size=3))
+def test_a_spliced_table_or_picture(changes: list[Any], tmp_path: Path) -> None:
+    table = tmp_path / "rows.parquet"
+    if not (tmp_path / "whole").exists():
+        parquet.write_table(pa.Table.from_pylist([ROW] * 3), tmp_path / "whole")
+    content, picture = (tmp_path / "whole").read_bytes(), PNG
+    for change in changes:
+        content, picture = spliced(content, change), spliced(picture, change)
+    (tmp_path / "a.png").write_bytes(picture)
+    table.write_bytes(content)
+    refused_or_read(lambda: inspect(table))
+    parquet.write_table(pa.Table.from_pylist([ROW] * 3), table)
+    refused_or_read(lambda: inspect(table))
