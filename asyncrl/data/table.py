@@ -17,7 +17,7 @@ import difflib
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -208,26 +208,26 @@ class ParquetRows(Rows):
         return int(self._table.num_rows)
 
     def __getitem__(self, row: int, /) -> Row:
-        decoded: list[Row] = self._table.slice(row, 1).to_pylist()
-        return decoded[0]
+        with _decoded(f"{self.place(row)} is damaged"):
+            decoded: list[Row] = self._table.slice(row, 1).to_pylist()
+            return decoded[0]
 
     def place(self, row: int, /) -> str:
         return f"{self.path} row {row}"
 
     def column(self, name: str, /, missing: Any = None) -> Iterator[Any]:
-        import pyarrow as pa  # noqa: PLC0415 - see above
-        import pyarrow.parquet as pq  # noqa: PLC0415
+        import pyarrow.parquet as pq  # noqa: PLC0415 - see above
 
         holders = _holders(self, name)
         if not holders:
             yield from repeat(missing, len(self))
             return
-        try:
-            with pq.ParquetFile(self.path, buffer_size=1 << 20, pre_buffer=False) as file:
-                for rows in file.iter_batches(STREAMED_ROWS, columns=holders):
-                    yield from (value_of(values, name, missing) for values in rows.to_pylist())
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"column {name!r} of dataset {self.path} is damaged: {_first_line(error)}") from error
+        with (
+            _decoded(f"column {name!r} of dataset {self.path} is damaged"),
+            pq.ParquetFile(self.path, buffer_size=1 << 20, pre_buffer=False) as file,
+        ):
+            for rows in file.iter_batches(STREAMED_ROWS, columns=holders):
+                yield from (value_of(values, name, missing) for values in rows.to_pylist())
 
 
 class JsonRows(Rows):
@@ -282,10 +282,9 @@ class JsonRows(Rows):
 
 
 def _read_parquet(path: Path, on_disk: str) -> ParquetRows:
-    import pyarrow as pa  # noqa: PLC0415 - see above
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415 - see above
 
-    try:
+    with _decoded(f"dataset {path} starts like parquet, but is damaged"):
         names: list[str] = pq.read_schema(path).names
         twice = [name for name, count in Counter(names).items() if count > 1]
         if twice:
@@ -294,8 +293,17 @@ def _read_parquet(path: Path, on_disk: str) -> ParquetRows:
         with pq.ParquetFile(path) as file:
             in_memory = [name for name in names if name != on_disk]
             return ParquetRows(path, _read_table(path, file, in_memory), names)
-    except (pa.ArrowException, OSError, RecursionError) as error:
-        raise DataError(f"dataset {path} starts like parquet, but is damaged: {_first_line(error)}") from error
+
+
+@contextmanager
+def _decoded(problem: str) -> Iterator[None]:
+    """Raise `DataError` with the problem for whatever pyarrow raises about the bytes of a file."""
+    import pyarrow as pa  # noqa: PLC0415 - see above
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, RecursionError, UnicodeError) as error:
+        raise DataError(f"{problem}: {_first_line(error)}") from error
 
 
 def _read_table(path: Path, file: "pq.ParquetFile", columns: list[str]) -> "pa.Table":

@@ -19,6 +19,7 @@ from asyncrl.runtime.memory import Room, plan_memory
 from asyncrl.tools.toy.drawn_squares import VISION_WORDS
 from asyncrl.tools.toy.models import save_model, tokenizer_from_texts
 from asyncrl.tools.toy.tiny_models import FORMS, READ_PICTURES, architecture_of, completion, make, random_model
+from tests.conftest import require_pictures
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,8 @@ KINDS = (
 
 @pytest.mark.parametrize("architecture", KINDS)
 def test_a_model_is_a_function_of_its_seed(architecture: str) -> None:
+    if architecture in READ_PICTURES:
+        require_pictures()
     special = VISION_WORDS if architecture in READ_PICTURES else ()
     tokenizer = tokenizer_from_texts(["What is 1 + 1?"], 300, special)
     first, same, other = (random_model(architecture, tokenizer, seed).eval() for seed in (1, 1, 2))
@@ -93,6 +96,8 @@ def test_a_model_is_a_function_of_its_seed(architecture: str) -> None:
 
 @pytest.mark.parametrize("architecture", KINDS)
 def test_a_dry_run_plans_the_memory_of_a_model_of_each_type(architecture: str, tmp_path: Path) -> None:
+    if architecture in READ_PICTURES:
+        require_pictures()
     special = VISION_WORDS if architecture in READ_PICTURES else ()
     tokenizer = tokenizer_from_texts(["What is 1 + 1?"], 300, special)
     save_model(tmp_path / "model", random_model(architecture, tokenizer, 0), tokenizer, lambda _: None)
