@@ -204,7 +204,7 @@ SPEAKS_OF_NAMES = ("patternProperties", "if", "then", "else", "not", "dependentS
 
 def problem_of(arguments: dict[str, Any], parameters: Any) -> str:
     """
-    Why arguments do not fit the schema of a tool's ``parameters``; empty if they fit.
+    Say why arguments do not fit the schema of a tool's ``parameters``; empty if they fit.
 
     An argument that the schema does not name is a problem, unless ``additionalProperties`` or a part that is not
     understood may allow it: the call was meant otherwise.

@@ -23,7 +23,7 @@ from asyncrl.runtime.check_process import answer, check_apart
 
 def check_type(config: Config, kind: str, critic_kind: str = "") -> str:
     """
-    Why nothing is known about models of type ``kind``; empty if the trainer can compute the type's defaults.
+    Say why nothing is known about models of type ``kind``; empty if the trainer can compute the type's defaults.
 
     ``critic_kind`` is the type of ``critic.path``, if that is set. Takes seconds, and needs torch. Raises `ConfigError`
     if the trainer cannot compute the type.
