@@ -12,12 +12,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OF_A_DEVICE = {"gpu", "roof"}
 """They have tests of their own."""
+OF_A_CHECKOUT = {"verl_scripts"}
+"""They read the launch scripts of another repository."""
 BY_README = {"loop", "trainer_step", "messages", "weights", "gateway", "recovery", "chaos"}
 """They are run by readme.py, and not once more."""
 SCRIPTS = {
     path.stem
     for path in (ROOT / "bench").glob("*.py")
-    if '__name__ == "__main__"' in path.read_text(encoding="utf-8") and path.stem not in OF_A_DEVICE
+    if '__name__ == "__main__"' in path.read_text(encoding="utf-8") and path.stem not in OF_A_DEVICE | OF_A_CHECKOUT
 }
 PATIENCE_S = 600.0
 """Of one script on a busy machine; alone it takes some seconds."""
