@@ -47,6 +47,7 @@ def refusal(kind: str, folder: Path) -> str | None:
     return ""
 
 
+@pytest.mark.timeout(600)  # as many models as transformers has types
 @pytest.mark.slow("makes every model that transformers has, without memory")
 def test_the_verdict_on_every_type_of_transformers_is_that_of_the_check_of_a_dry_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
