@@ -142,7 +142,7 @@ class Sandbox:
                 raise SandboxError(f"the sandbox cannot start {error.filename}: {error.strerror}") from error
             finally:
                 os.close(ready)
-            code = _end(process, limits.wall_s)
+            code = ended(process, limits.wall_s)
             message = ready_file.read()
         if message != READY:
             reason = message.decode("utf-8", "replace") or f"exit code {code}"
@@ -173,7 +173,7 @@ class Sandbox:
         return result.succeeded and result.output == "hello\n"
 
 
-def _end(process: subprocess.Popen[bytes], wall_s: float) -> int | None:
+def ended(process: subprocess.Popen[bytes], wall_s: float) -> int | None:
     """Return the exit code, or None if the time was up; its whole session is dead afterwards."""
     try:
         return process.wait(wall_s)

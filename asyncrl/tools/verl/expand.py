@@ -29,6 +29,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.files.foreign import read_bytes
 from asyncrl.foreign_text import shown
 from asyncrl.tools.verl.jail import CPU_S, FILE_BYTES
+from asyncrl.workers.sandbox import ended
 
 BASE = ("HOME", "PATH", "BASH_ENV", "TMPDIR", "LC_ALL", "PWD", "OLDPWD", "SHLVL", "_")
 """Variables that the jail and bash set themselves."""
@@ -250,22 +251,10 @@ def _run(root: Path, errors: Path, command: Sequence[str], environment: Mapping[
             )
         finally:
             os.close(writer)
-        code = _end(process)
+        code = ended(process, WALL_S)  # nothing in the jail can leave the session
         if reason := failed.read():
             raise _no_jail(reason)
     return code
-
-
-def _end(process: "subprocess.Popen[bytes]") -> int | None:
-    """Wait for a process, then kill its group; nothing in the jail can leave the group."""
-    try:
-        return process.wait(WALL_S)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _num_tasks() -> int:
