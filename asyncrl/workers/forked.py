@@ -198,6 +198,7 @@ def _serve(control: socket.socket) -> tuple[ForkRequest, int] | None:
         while True:
             for ready, _ in events.poll():
                 if pid := processes.pop(ready, 0):
+                    events.unregister(ready)  # closing does not while a copy of it is open in a new process
                     os.close(ready)
                     answer = ForkAnswer(pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
                 else:

@@ -76,6 +76,16 @@ def test_processes_of_one_import_have_their_own_command_environment_output_and_e
     assert len(imports(folder)) == 1
 
 
+def test_every_end_is_heard_while_others_start(folder: Path) -> None:
+    async def scene(importer: Importer) -> None:
+        children = [a_child(folder, str(code)) for code in range(20)]
+        await asyncio.gather(*(child.start(importer.fork) for child in children))
+        assert await asyncio.gather(*(child.wait() for child in children)) == list(range(20))
+
+    played(scene)
+    assert len(imports(folder)) == 1
+
+
 def test_a_process_shows_its_own_command_and_is_ended_like_any_child(folder: Path) -> None:
     async def scene(importer: Importer) -> None:
         child = a_child(folder, "stay")
