@@ -30,9 +30,8 @@ from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.records.history import MOST_LINES, EventHistory, StepHistory
 from asyncrl.records.run_directory import RunDirectory, RunSummary
-from asyncrl.records.run_record import RunRecord, is_run, is_running, labels, read_settings, silent_s
+from asyncrl.records.run_record import RunRecord, find_runs, is_running, labels, read_settings, require_run, silent_s
 from asyncrl.records.times import KINDS, Kind, kind_of
-from asyncrl.similar_path import did_you_mean
 from asyncrl.tools.dashboard import cluster_view, comparison, overview, sample_index, sample_view, timeline
 from asyncrl.tools.dashboard.cluster_view import EventQuery
 from asyncrl.tools.dashboard.query import Query, RefusedAnswer
@@ -59,12 +58,12 @@ class FollowedRun:
     """
     One run. Not safe for several threads at once.
 
-    Raises `ConfigError` if ``path`` is not a directory.
+    Raises `ConfigError` if ``path`` is not a directory, or one of runs.
     """
 
     def __init__(self, path: Path, wall_clock: Callable[[], float] = time.time) -> None:
-        if not path.is_dir():
-            raise ConfigError(f"no such run: {path} is not a directory{did_you_mean(path, is_run)}")
+        if not path.is_dir() or find_runs(path):
+            require_run(path)
         self.directory = directory = RunDirectory(path)
         self.name = path.resolve().name
         self.revision = 0
@@ -235,7 +234,7 @@ class Api:
         wall_clock: Gives seconds since 1970.
 
     Raises:
-        ConfigError: There is no run, or one is not a directory.
+        ConfigError: There is no run, or one is not a directory, or one of runs.
     """
 
     def __init__(self, paths: Sequence[Path], wall_clock: Callable[[], float] = time.time) -> None:

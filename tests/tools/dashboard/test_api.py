@@ -109,9 +109,13 @@ def test_the_last_change_is_that_of_metrics_or_events(make_run: MakeRun) -> None
     assert FollowedRun(directory.path, lambda: 2500.0).record.silent_s == 500.0
 
 
-def test_a_folder_that_is_not_there_is_refused_and_an_empty_one_is_an_open_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such run"):
+def test_a_folder_that_is_not_there_or_has_runs_is_refused_and_an_empty_one_is_an_open_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not a run directory"):
         FollowedRun(tmp_path / "none")
+    (tmp_path / "runs/toy").mkdir(parents=True)
+    (tmp_path / "runs/toy/config.toml").touch()
+    with pytest.raises(ConfigError, match=r"did you mean .*toy"):
+        FollowedRun(tmp_path / "runs")
     run = FollowedRun(tmp_path)
     run.refresh()
     assert (run.record.status, run.record.metrics, run.record.silent_s) == ("stopped", [], None)
@@ -235,7 +239,7 @@ def test_a_damaged_samples_file_is_told(api: Api, directory: RunDirectory) -> No
 def test_a_dashboard_needs_runs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="1 to 64 runs, got 0"):
         Api([])
-    with pytest.raises(ConfigError, match="no such run"):
+    with pytest.raises(ConfigError, match="not a run directory"):
         Api([tmp_path / "none"])
 
 

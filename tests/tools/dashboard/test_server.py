@@ -76,5 +76,5 @@ def test_a_run_that_is_not_there_is_told(tmp_path: Path) -> None:
         async with serve([tmp_path / "none"], port=0):
             pass
 
-    with pytest.raises(ConfigError, match="no such run"):
+    with pytest.raises(ConfigError, match="not a run directory"):
         asyncio.run(main())
