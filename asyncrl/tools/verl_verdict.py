@@ -31,7 +31,7 @@ from asyncrl.runtime.checks import CHECKS, check_engine
 from asyncrl.runtime.machine import INSTALL, TRAIN, missing_packages
 from asyncrl.tools.published_data import has_pictures
 from asyncrl.tools.published_models import model_type_of
-from asyncrl.tools.verl.translate import Translation
+from asyncrl.tools.verl.translate import UNRESOLVED, Translation
 from asyncrl.vision.settings import FAMILIES
 
 Verdict = Literal["runs", "runs with substitutions", "cannot", "not known"]
@@ -58,7 +58,8 @@ def judge(translation: Translation, of_type: Callable[[Config, str, str], str] =
     if translation.missing:
         return ScriptVerdict("cannot")
     try:
-        config = decode(dict(raw))
+        run = {name: value for name, value in raw.get("run", {}).items() if f"run.{name}" != UNRESOLVED}
+        config = decode({**raw, "run": run})
     except ConfigError as error:
         return ScriptVerdict("cannot", (f"the run file does not pass the check of asyncrl run: {error}",))
     unread = tuple(f"not read: {name} is not here" for name in _absent(config))

@@ -92,6 +92,11 @@ class Run(Section, frozen=True, kw_only=True):
     Steps, counted from 1, that train on nothing: the groups of their batch are left out and accounted for. For a batch
     at which the trainer fails; `asyncrl resume RUN --skip-step N` adds one.
     """
+    unresolved: list[str] = []
+    """
+    Options of a launch script of verl that asyncrl does not honour, as `asyncrl import-verl` writes them. A run starts
+    once the list is empty: what to do instead is decided by hand.
+    """
     seed: Seed = 0
     """Seed of the data order, of sampling and of the trainer's random state."""
 
@@ -100,6 +105,11 @@ class Run(Section, frozen=True, kw_only=True):
         for step in self.skip_steps:
             if self.epochs is None and step > self.steps:
                 raise ConfigError(f"run.skip_steps has {step}, but the run has the steps 1 to {self.steps}; remove it")
+        if self.unresolved:
+            raise ConfigError(
+                f"run.unresolved: the launch script asks for what asyncrl does not do: {self.unresolved[0]}; decide "
+                f"what to do instead, then remove the line"
+            )
         if self.stop_when:
             goal_of(self.stop_when)
         if self.name:

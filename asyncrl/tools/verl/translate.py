@@ -106,6 +106,8 @@ RULES: Sequence[Callable[[LaunchRecipe], None]] = (
 SEVERITY: Sequence[Fate] = ("not needed", "mapped", "unknown", "substituted", "not supported")
 """Fates of the parts of one option, the one that counts last."""
 ABSENT = object()
+UNRESOLVED = "run.unresolved"
+"""Setting that lists what is not supported: no run starts with it."""
 
 
 class Translation(Struct, frozen=True):
@@ -143,14 +145,16 @@ def translate(launch: Launch, num_rows: int | None = None) -> Translation:
     differences = [
         f"{account.fate}: {account.option}: {account.detail}"
         for account in accounts
-        if account.fate in ("substituted", "not supported", "unknown")
+        if account.fate in ("substituted", "unknown")
     ]
     trainer = launch.trainer.name if launch.trainer else launch.mode
     origin = f"From a launch of verl's {trainer}, read as verl of {launch.release}, by asyncrl import-verl."
     head = [origin, *differences]
     if exported := [account.option for account in launch.words if account.detail == EXPORTED]:
         head.append(f"start asyncrl with these variables: {' '.join(exported)}")
-    toml = to_toml(recipe.settings, recipe.comments, head)
+    unresolved = [f"{account.option}: {account.detail}" for account in accounts if account.fate == "not supported"]
+    settings = recipe.settings | ({UNRESOLVED: unresolved} if unresolved else {})
+    toml = to_toml(settings, recipe.comments, head)
     return Translation(toml, accounts, required(recipe), list(launch.notes))
 
 

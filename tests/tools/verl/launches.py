@@ -3,6 +3,8 @@
 import tomllib
 from typing import Any
 
+from asyncrl.config.config import Config
+from asyncrl.config.run_file import decode
 from asyncrl.tools.verl.launch import Launch
 from asyncrl.tools.verl.overrides import Account, given, parse_override
 from asyncrl.tools.verl.trainers import Mode
@@ -39,3 +41,10 @@ def fates(translation: Translation) -> dict[str, Account]:
 
 def raw(translation: Translation) -> dict[str, Any]:
     return tomllib.loads(translation.toml)
+
+
+def checked(translation: Translation) -> Config:
+    """Configuration of a run file that passes the check of settings once what is not supported is decided."""
+    written = raw(translation)
+    written["run"].pop("unresolved", None)
+    return decode(written)

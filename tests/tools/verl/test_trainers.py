@@ -2,11 +2,10 @@
 
 import pytest
 
-from asyncrl.config.run_file import decode
 from asyncrl.tools.verl.launch import find_launch
 from asyncrl.tools.verl.trainers import RELEASES, TRAINERS, Mode, Release, trainer_of
 from asyncrl.tools.verl.translate import Translation, applied, translate
-from tests.tools.verl.launches import NEEDED, fates, raw
+from tests.tools.verl.launches import NEEDED, checked, fates, raw
 
 R, ASYNC = "actor_rollout_ref.rollout", "async_training"
 FULLY, FORMER_FULLY = (
@@ -50,7 +49,7 @@ def test_a_trainer_with_code_of_its_own_gives_a_file_and_says_what_it_lacks(modu
     translation = translated(f"recipe.x.{module}")
     assert translation.verdict == "cannot"
     assert fates(translation)[f"python3 -m recipe.x.{module}"].fate == "not supported"
-    decode(raw(translation))
+    checked(translation)
 
 
 def test_an_unknown_module_has_its_options_translated_and_is_named() -> None:
@@ -147,7 +146,7 @@ def test_weights_of_a_geometric_mean_are_refused() -> None:
     option = "algorithm.rollout_correction.rollout_is=geometric"
     found = translated(FORMER_FULLY, option, f"{ASYNC}.compute_prox_log_prob=True")
     assert fates(found)[option].fate == "not supported"
-    decode(raw(found))
+    checked(found)
 
 
 def test_the_epochs_of_the_former_fully_asynchronous_trainer_end_a_run_too() -> None:

@@ -13,7 +13,7 @@ from asyncrl.tools.verl.launch import Launch
 from asyncrl.tools.verl.options import TABLE
 from asyncrl.tools.verl.trainers import Mode
 from asyncrl.tools.verl.translate import to_toml, translate
-from tests.tools.verl.launches import fate, fates, launch, raw, settings, translated
+from tests.tools.verl.launches import checked, fate, fates, launch, raw, settings, translated
 
 
 def test_settings_read_back_in_the_order_of_the_reference() -> None:
@@ -48,7 +48,7 @@ MODES: tuple[Mode, ...] = ("fully_async", "one_step_off", "synchronous")
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_launch_of_every_trainer_becomes_a_valid_run_file(mode: Mode) -> None:
-    config = decode(raw(translated(mode, num_rows=10_000)))
+    config = checked(translated(mode, num_rows=10_000))
     assert config.model.path == "models/base"
     assert config.rollout.engine == "vllm"
     assert config.algorithm.clip_high == 0.2
@@ -206,7 +206,7 @@ def test_an_empty_value_is_named_with_its_variable() -> None:
 
 
 def test_without_held_out_rows_there_are_no_settings_of_evaluations() -> None:
-    decode(raw(translated("synchronous", "trainer.log_val_generations=10", "trainer.test_freq=5")))
+    checked(translated("synchronous", "trainer.log_val_generations=10", "trainer.test_freq=5"))
     assert fate("synchronous", "trainer.log_val_generations=10")[0] == "not needed"
 
 
@@ -281,8 +281,15 @@ def test_the_options_of_usual_recipes_give_valid_run_files_without_an_unknown_on
     mode: Mode, options: tuple[str, ...]
 ) -> None:
     translation = translated(mode, *options)
-    decode(raw(translation))
+    checked(translation)
     assert {account.option for account in translation.accounts} >= set(options)
     assert all(account.detail for account in translation.accounts)
     assert translation.verdict in ("runs", "runs with substitutions")
     assert not [account for account in translation.accounts if account.fate == "unknown"]
+
+
+def test_a_file_of_what_is_not_supported_starts_no_run_until_it_is_decided() -> None:
+    translation = translated("synchronous", "trainer.val_only=True")
+    with pytest.raises(ConfigError, match=r"run.unresolved: .*trainer.val_only=True"):
+        decode(raw(translation))
+    assert checked(translation).run.unresolved == []

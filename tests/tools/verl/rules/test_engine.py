@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.run_file import decode
 from asyncrl.tools.verl.trainers import Mode
-from tests.tools.verl.launches import fate, raw, settings, translated
+from tests.tools.verl.launches import checked, fate, settings, translated
 
 R = "actor_rollout_ref.rollout"
 HELD_OUT = "data.val_files=test.parquet"
@@ -116,7 +115,7 @@ def test_a_launch_with_tools_becomes_a_run_of_episodes_whose_tools_are_still_to_
     translation = translated("fully_async", *RETOOL)
     assert translation.verdict == "cannot"
     assert "put in the names of your tools" in translation.toml
-    assert decode(raw(translation)).environment.is_set, "the file passes the check of settings"
+    assert checked(translation).environment.is_set, "the file passes the check of settings"
 
 
 def test_what_to_write_is_said_for_tools_interactions_and_agent_loops() -> None:
