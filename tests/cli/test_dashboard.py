@@ -32,7 +32,7 @@ def test_the_address_is_printed_and_served_until_a_signal(tmp_path: Path, monkey
 
 def test_a_run_that_is_not_there_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
     result = asyncrl("dashboard", tmp_path / "none", "--port", "0")
-    assert (result.exit_code, "no such run" in result.output) == (78, True)
+    assert (result.exit_code, "not a run directory" in result.output) == (78, True)
 
 
 def test_an_address_that_others_reach_needs_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,8 +156,8 @@ def test_a_name_in_use_elsewhere_is_answered_in_any_section(override: str, setti
         ("run.stepz", "did you mean 'run.steps'?"),
         (
             "run.zzzzzzzzzzzz",
-            "expected one of: name, dir, share_with_group, steps, epochs, stop_when, on_hangup, skip_steps, unresolved, "
-            "seed",
+            "expected one of: name, dir, share_with_group, steps, epochs, stop_when, on_hangup, skip_steps, "
+            "unresolved, seed",
         ),
         ("trainer.kl_coef", "did you mean 'algorithm.kl_coef'?"),
         ("algorithm.kl_ctrl.kl_coef", "that is verl's name; here it is 'algorithm.kl_reward_coef': "),
