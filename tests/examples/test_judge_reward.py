@@ -17,10 +17,10 @@ from tests.served.judge import MODEL, Judge
 SAMPLE = VerifierInput(prompt="3 + 4?", completion="#### 7", answer="7")
 
 
-def scored(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> float:
+def scored(judge: Judge, monkeypatch: pytest.MonkeyPatch, *, deadline_s: float = 30.0) -> float:
     async def main() -> float:
         async with judge.running() as service:
-            served = {"judge": ServedModel(url=service.url, model=MODEL, timeout_s=0.2, deadline_s=0.2)}
+            served = {"judge": ServedModel(url=service.url, model=MODEL, timeout_s=deadline_s, deadline_s=deadline_s)}
             async with open_models(served) as opened:
                 monkeypatch.setenv("ASYNCRL_MODELS", opened.variables["ASYNCRL_MODELS"])
                 return float(await load_example("judge_reward").score(SAMPLE))
@@ -39,7 +39,7 @@ def test_no_number_and_no_judge_are_no_reward(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ValueError, match="the judge said 'good', expected a number from 0 to 10"):
         scored(Judge(lambda _: "good", key=""), monkeypatch)
     with pytest.raises(ModelFailed, match=r"model 'judge': .* status 500"):
-        scored(Judge(key="", trouble=[(500, {})] * 100), monkeypatch)
+        scored(Judge(key="", trouble=[(500, {})] * 100), monkeypatch, deadline_s=2.0)
 
 
 def test_the_command_in_its_docstring_names_it() -> None:
