@@ -19,6 +19,7 @@ BRIEF = {"rounds": 1, "seconds": 0.1}
 REWARD_IS_HIT, REWARD_ALONE_IS_HIT, ENVIRONMENT_IS_HIT = 1, 30, 3
 """Seeds of chaos, services and episode_kills whose only kill hits what loads fast."""
 SIZES: dict[str, dict[str, Any]] = {
+    "answers": {"pairs": 60, "seconds": 0.05},
     "attack": {**BRIEF, "cases": ["idle"]},
     "auto": {"out": f"{FOLDER}/auto.jsonl"},
     "bad_members": {"steps": 10, "roles": ["reward"], "bugs": ["says NaN"]},

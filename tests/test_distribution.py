@@ -101,7 +101,7 @@ def test_the_metadata_says_what_it_is_and_names_every_extra(wheel: Path) -> None
     assert said["Requires-Python"] == ">=3.11"
     assert said["Keywords"]
     assert "Typing :: Typed" in (said.get_all("Classifier") or [])
-    assert {"node", "train", "vllm", "math", "tracking"} <= set(said.get_all("Provides-Extra") or [])
+    assert {"node", "train", "vllm", "tracking"} <= set(said.get_all("Provides-Extra") or [])
 
 
 def test_pages_and_citation_name_this_version(wheel: Path) -> None:

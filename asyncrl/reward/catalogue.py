@@ -197,9 +197,9 @@ def _only(rewards: Any) -> Any:
 
 BUILT_IN = {
     "auto": "asyncrl.reward.verifiers.rules:Auto",
-    "gsm8k": "asyncrl.reward.verifiers.math_text:Gsm8k",
+    "gsm8k": "asyncrl.reward.verifiers.gsm8k:Gsm8k",
     "math": "asyncrl.reward.verifiers.math:Math",
-    "math_dapo": "asyncrl.reward.verifiers.math_text:MathDapo",
+    "math_dapo": "asyncrl.reward.verifiers.math:MathDapo",
     "geo3k": "asyncrl.reward.verifiers.math:Geo3k",
     "code": "asyncrl.reward.verifiers.code:Code",
     "exact": "asyncrl.reward.verifiers.rules:Exact",
@@ -214,13 +214,13 @@ BUILT_IN = {
 }
 """Name to ``module:class``. Imported on use: some need an optional library."""
 
-EXTRA = {"math": "math", "geo3k": "math", "remote": "remote", "reward_model": "remote"}
+EXTRA = {"remote": "remote", "reward_model": "remote"}
 """Optional dependency group of asyncrl that a verifier needs."""
 
 METRICS: Mapping[str, tuple[str, ...]] = {
     "gsm8k": (),
     "math": ("not_computed",),
-    "math_dapo": (),
+    "math_dapo": ("not_computed",),
     "geo3k": ("accuracy", "format", "not_computed"),
     "code": ("passed",),
     "exact": (),

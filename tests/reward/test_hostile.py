@@ -5,7 +5,6 @@ Slow verifiers run as in a run, in workers that can be killed; a failure without
 """
 
 import asyncio
-import importlib.util
 import shutil
 
 import pytest
@@ -20,15 +19,16 @@ from tests.reward.hostile import COUNT, corpus
 
 ANSWER = "18.5"
 TESTS = '{"inputs": ["2 3"], "outputs": ["18.5"]}'
-NEEDS_SYMPY = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs asyncrl[math]")
 NEEDS_NAMESPACES = pytest.mark.skipif(shutil.which("unshare") is None, reason="needs namespaces")
 PLAIN = {
     "gsm8k, strict": Reward(function="gsm8k"),
     "gsm8k, flexible": Reward(function="gsm8k", options={"method": "flexible"}),
     "exact": Reward(function="exact", options={"after": "Answer:"}),
     "numeric": Reward(function="numeric"),
+    "math": Reward(function="math"),
     "math_dapo": Reward(function="math_dapo"),
     "math_dapo, boxed": Reward(function="math_dapo", options={"boxed": True}),
+    "geo3k": Reward(function="geo3k", options={"format_weight": 0.0}),
     "format": Reward(function="format", options={"template": "<a>...<think>...</think>...\\boxed{...}"}),
     "length": Reward(function="length", options={"max_tokens": 100}),
     "overlong": Reward(function="overlong", options={"max_tokens": 100, "buffer": 50}),
@@ -73,19 +73,6 @@ def test_fast_verifiers_reward_nothing(name: str) -> None:
     assert all(verdict_of(verifier(inputs)).reward <= 0 for inputs in hostile_inputs())
 
 
-@NEEDS_SYMPY
-@pytest.mark.slow("waits for limits of time that are those of a real run")
-@pytest.mark.parametrize(("function", "most"), [("math", 0.0), ("geo3k", 0.1)])
-def test_algebra_is_killed_when_it_takes_too_long_and_rewards_nothing(function: str, most: float) -> None:
-    found = settled(Reward(function=function, timeout_s=3.0), hostile_inputs())
-
-    lost = [outcome for outcome in found if isinstance(outcome, VerifierError)]
-    assert all(outcome.reward <= most for outcome in found if isinstance(outcome, Verdict))
-    assert all("hung" in str(error) for error in lost)
-    assert len(lost) < COUNT // 10
-
-
-@NEEDS_SYMPY
 def test_several_rewards_routed_by_data_source_reward_nothing() -> None:
     parts = [
         RewardPart(name="accuracy", function="auto", data_sources=["aime*"]),

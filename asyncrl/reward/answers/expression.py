@@ -1,325 +1,384 @@
-"""
-Equality of two parsed expressions, by their values: no simplification, which has no bound in time.
+r"""
+Expressions of an answer, read from its tokens: all of them, or none.
 
-    number        exact if both are rational, else 40 digits
-    expression    the same variables, and the same value at a few points
-    equation      one side minus the other, up to a factor
-    set, tuple, matrix, interval, relation      part by part
+    sum        product + product - ...
+    product    power * power / power, or side by side: 2xy, 3(x + 1), x\sqrt{2}; but no number after something
+    power      postfix ^ argument
+    postfix    atom ! °
+    atom       number, mixed number, letter, function, fraction, root, (sum), |sum|
 
-The parser (latex2sympy2, behind math-verify) evaluates nothing, so a tower of exponents is still a small tree here.
-What would be too large to compute ends as `TooLarge`.
+``a / b c`` is ``(a / b) c``. What could mean two things, such as ``2 3``, ``\sin x / 2`` or ``a^b^c``, is `Unreadable`.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from itertools import pairwise
-from typing import Any
 
-import mpmath
-import sympy
-from mpmath import mp
-from msgspec import Struct
-from sympy.core.relational import Relational
-from sympy.logic.boolalg import And
-
-DIGITS = 40
-CLOSE = mpmath.mpf(10) ** -25
-"""Largest relative difference of equal values."""
-NOTHING = mpmath.mpf(10) ** -30
-"""Below this, a value that is no written number is a zero that did not quite cancel."""
-MAX_POWER = 100_000
-"""Largest absolute value of ``exponent · log10(base)``: a number of so many digits."""
-MAX_NODES = 400
-MAX_FACTORIAL = 1000
-POINTS = (1.7320508, 0.5772157, 2.2360680, 0.9159656, 1.2020569, 3.3166248, 0.6931472)
-"""Values of variables: nothing that somebody writes by chance."""
-SIGNS = ((1, 1, 1), (1, 1, 1), (-1, 1, -1), (1, -1, -1))
-"""Signs of the variables at each of the points; those of the first points are positive."""
-
-
-class Unreadable(Exception):
-    """An expression has a part that is not computed here."""
-
-
-class TooLarge(Unreadable):
-    """Computing an expression would take too long."""
-
-
-def equal(given: Any, answer: Any) -> bool:
-    """Return True if two parsed answers are the same. Raises `Unreadable`."""
-    if isinstance(given, sympy.MatrixBase) or isinstance(answer, sympy.MatrixBase):
-        if not (isinstance(given, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase)):
-            return False
-        return given.shape == answer.shape and all(equal(one, other) for one, other in zip(given, answer, strict=True))
-    if isinstance(given, Relational | And) or isinstance(answer, Relational | And):
-        return same_members(_relations(given), _relations(answer), _equal_relation)
-    if isinstance(given, sympy.Expr) and isinstance(answer, sympy.Expr):
-        return _equal_values(given, answer)
-    if type(given) is not type(answer):
-        return False
-    if isinstance(given, sympy.FiniteSet):
-        return same_members(list(given.args), list(answer.args), equal)
-    if isinstance(given, sympy.Interval):
-        sides = (given.left_open, given.right_open) == (answer.left_open, answer.right_open)
-        return bool(sides) and equal(given.start, answer.start) and equal(given.end, answer.end)
-    if isinstance(given, sympy.Union):
-        return same_members(list(given.args), list(answer.args), equal)
-    return bool(given == answer)
-
-
-def same_members(given: Sequence[Any], answer: Sequence[Any], same: Callable[[Any, Any], bool]) -> bool:
-    """Return True if the two have the same members, in any order."""
-    left = list(answer)
-    for one in given:
-        place = next((place for place, other in enumerate(left) if same(one, other)), None)
-        if place is None:
-            return False
-        del left[place]
-    return not left
-
-
-def _relations(relation: Any) -> list[Any]:
-    return list(relation.args) if isinstance(relation, And) else [relation]
-
-
-def _equal_relation(given: Any, answer: Any) -> bool:
-    if not (isinstance(given, Relational) and isinstance(answer, Relational)):
-        return False
-    if not all(isinstance(side, sympy.Expr) for side in (*given.args, *answer.args)):
-        return type(given) is type(answer) and all(map(equal, given.args, answer.args))
-    turned = answer.reversed if given.rel_op == answer.reversed.rel_op != answer.rel_op else answer
-    if given.rel_op != turned.rel_op:
-        return False
-    factor = _ratio(given, turned)
-    return factor is not None and (given.rel_op in ("==", "!=") or factor > 0)
-
-
-def _ratio(given: Any, answer: Any) -> Any:
-    """Constant factor between the differences of the sides of two relations; None if there is none."""
-    symbols = sorted(given.free_symbols | answer.free_symbols, key=str)
-    ratios = []
-    for at in _points(symbols):
-        one, other = (value(side.lhs, at) - value(side.rhs, at) for side in (given, answer))
-        if abs(other) < NOTHING or abs(one) < NOTHING:
-            if abs(other - one) < NOTHING:
-                continue
-            return None
-        ratios.append(one / other)
-    if not ratios or not all(_is_close(one, other) for one, other in pairwise(ratios)):
-        return None
-    return ratios[0].real if mpmath.im(ratios[0]) == 0 else None
-
-
-def _equal_values(given: Any, answer: Any) -> bool:
-    if sum(1 for _ in sympy.preorder_traversal(given)) > MAX_NODES:
-        raise TooLarge
-    compared = 0
-    for number, at in enumerate(_points(sorted(given.free_symbols | answer.free_symbols, key=str))):
-        one, other = value(given, at), value(answer, at)
-        is_outside = number > 1 and (mpmath.im(one) != 0 or mpmath.im(other) != 0)
-        if is_outside:  # an even root or a logarithm, which its writer takes of what is positive
-            continue
-        if not _is_close(one, other):
-            return False
-        compared += 1
-    return compared > 0
-
-
-def _points(symbols: Sequence[Any]) -> list[Mapping[Any, Any]]:
-    """Points at which expressions of these variables are compared, one without any. ``i`` is the imaginary unit."""
-    found: list[Mapping[Any, Any]] = []
-    for number, signs in enumerate(SIGNS):
-        at = {}
-        for place, symbol in enumerate(symbols):
-            size = POINTS[(place + 2 * number) % len(POINTS)] + place // len(POINTS)
-            at[symbol] = mpmath.mpc(0, 1) if str(symbol) == "i" else mpmath.mpf(size) * signs[place % len(signs)]
-        found.append(at)
-        if all(str(symbol) == "i" for symbol in symbols):
-            break
-    return found
-
-
-def _is_close(one: Any, other: Any) -> bool:
-    if one == other:
-        return True
-    if not (mpmath.isfinite(one) and mpmath.isfinite(other)):
-        return False
-    size = max(abs(one), abs(other))
-    return bool(size < NOTHING or abs(one - other) <= CLOSE * size)
-
-
-def value(expression: Any, at: Mapping[Any, Any]) -> Any:
-    """
-    Compute an expression with 40 digits, at values of its variables.
-
-    Raises:
-        TooLarge: It would take too long.
-        Unreadable: It has a function that is not known here, or no value, as 1 / 0 has none.
-    """
-    with mp.workdps(DIGITS):
-        try:
-            return _value(expression, at)
-        except (ZeroDivisionError, ValueError, OverflowError, TypeError) as error:
-            raise Unreadable(str(error)) from error
-
-
-def _value(expression: Any, at: Mapping[Any, Any]) -> Any:
-    if expression in at:
-        return at[expression]
-    if isinstance(expression, sympy.Rational):
-        return mpmath.mpf(expression.p) / mpmath.mpf(expression.q)
-    if isinstance(expression, sympy.Float):
-        return mpmath.mpf(str(expression))
-    if expression in CONSTANTS:
-        return CONSTANTS[expression]()
-    parts = [_value(part, at) for part in expression.args]
-    match expression:
-        case sympy.Add():
-            return mpmath.fsum(parts)
-        case sympy.Mul():
-            return mpmath.fprod(parts)
-        case sympy.Pow():
-            return _power(*parts)
-        case sympy.exp():
-            return _power(mpmath.e, parts[0])
-        case sympy.log():
-            return mpmath.log(parts[0]) if len(parts) == 1 else mpmath.log(parts[0]) / mpmath.log(parts[1])
-        case sympy.factorial():
-            return mpmath.factorial(_small(parts[0]))
-        case sympy.binomial():
-            return mpmath.binomial(_small(parts[0]), _small(parts[1]))
-    if (function := FUNCTIONS.get(type(expression))) is None:
-        raise Unreadable(type(expression).__name__)
-    return function(*parts)
-
-
-def _power(base: Any, exponent: Any) -> Any:
-    if base and abs(exponent) * abs(mpmath.log10(abs(base))) > MAX_POWER:
-        raise TooLarge
-    if base < 0 if isinstance(base, mpmath.mpf) else False:
-        third = exponent * 3
-        if exponent != int(exponent) and abs(third - mpmath.nint(third)) < CLOSE:
-            return mpmath.cbrt(-base) ** int(mpmath.nint(third)) * (-1) ** int(mpmath.nint(third))  # the real cube root
-    return mpmath.power(base, exponent)
-
-
-def _small(number: Any) -> Any:
-    if abs(number) > MAX_FACTORIAL:
-        raise TooLarge
-    return number
-
-
-CONSTANTS: Mapping[Any, Callable[[], Any]] = {
-    sympy.pi: lambda: +mpmath.pi,
-    sympy.E: lambda: +mpmath.e,
-    sympy.I: lambda: mpmath.mpc(0, 1),
-    sympy.oo: lambda: mpmath.inf,
-    -sympy.oo: lambda: -mpmath.inf,
-    sympy.GoldenRatio: lambda: +mpmath.phi,
-}
-FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
-    **{getattr(sympy, name): getattr(mpmath, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
-    **{
-        getattr(sympy, name): getattr(mpmath, name) for name in ("sinh", "cosh", "tanh", "asin", "acos", "atan", "acot")
-    },
-    sympy.UnevaluatedExpr: lambda number: number,
-    sympy.gamma: lambda number: mpmath.gamma(_small(number)),
-    sympy.Abs: abs,
-    sympy.floor: mpmath.floor,
-    sympy.ceiling: mpmath.ceil,
-    sympy.re: mpmath.re,
-    sympy.im: mpmath.im,
-    sympy.conjugate: mpmath.conj,
-    sympy.asinh: mpmath.asinh,
-    sympy.acosh: mpmath.acosh,
-    sympy.atanh: mpmath.atanh,
-    sympy.Max: max,
-    sympy.Min: min,
-    sympy.sign: mpmath.sign,
-    sympy.erf: mpmath.erf,
-    sympy.atan2: mpmath.atan2,
-}
-
-
-def rational(number: Any) -> Any:
-    """A `fractions.Fraction` with 40 digits."""
-    with mp.workdps(DIGITS):
-        return mpmath.mpf(number.numerator) / mpmath.mpf(number.denominator)
-
-
-# ── number ────────────────────────────────────────────────────────────────────────────────────
-# Numbers that are written out, read exactly.
-#
-#     1,234.50     1 234 567     -1.5\times 10^{3}     1e2     \frac{3}{4}     3/4     1\frac{1}{2}     0.\overline{3}
-
-MAX_CHARS = 300
-"""Longest answer that is read; the longest of the MATH test split has 159."""
-SIGNIFICANT = 6
-"""Digits of a decimal that may stand for a value with more."""
-
-GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+)(?![0-9,]| [0-9])")
-"""Thousands set apart by commas or by spaces."""
-SIGN = r"(?P<sign>[-+]?)\s?"
-INTEGER, DECIMAL = r"(?P<whole>[0-9]+)", r"(?P<decimal>[0-9]*\.[0-9]+|[0-9]+\.)"
-POWER_OF_TEN = r"(?:[eE]|\s?(?:\\times|\\cdot|\*|x)\s?10\s?\^\s?)\{?\s?(?P<power>[-+]?\s?[0-9]{1,4})\s?\}?"
-TOP, UNDER = r"\{\s?(?P<top>-?[0-9]+)\s?\}", r"\{\s?(?P<under>[0-9]+)\s?\}"
-IN_LATEX = rf"\\[dtc]?frac\s?(?:{TOP}\s?{UNDER}|(?P<t>[0-9])\s?(?P<u>[0-9]))"
-RATIO = rf"(?:{IN_LATEX}|(?P<a>[0-9]+)\s?/\s?(?P<b>[0-9]+))"
-WHOLE = re.compile(rf"{SIGN}{INTEGER}(?:{POWER_OF_TEN})?")
-POINTED = re.compile(rf"{SIGN}{DECIMAL}(?:{POWER_OF_TEN})?")
-FRACTION = re.compile(rf"{SIGN}(?:(?P<mixed>[0-9]+)\s?)?{RATIO}")
-REPEATING = re.compile(
-    rf"{SIGN}(?P<before>[0-9]*)\.(?P<fixed>[0-9]*)\s?\\(?:overline|bar|dot)\s?\{{?(?P<again>[0-9]{{1,40}})\}}?"
+from asyncrl.reward.answers.notation import Token
+from asyncrl.reward.answers.value import (
+    EXACT,
+    FUNCTIONS,
+    Expression,
+    Number,
+    Operation,
+    Symbol,
+    TooLarge,
+    Unreadable,
 )
 
-
-class Number(Struct, frozen=True):
-    value: Fraction
-    digits: int = 0
-    """Significant digits of a decimal; 0 for what is exact."""
-    step: Fraction = Fraction(0)
-    """One in the last place of a decimal."""
-
-
-def read_number(text: str) -> Number | None:
-    """Read a number that is written out; None if it is none."""
-    text = GROUPED.sub(lambda found: found[0].replace(",", "").replace(" ", ""), text.strip())
-    text = text[1:-1].strip() if text.startswith("{") and text.endswith("}") and "{" not in text[1:] else text
-    if len(text) > MAX_CHARS:
-        return None
-    if found := WHOLE.fullmatch(text):
-        return Number(_signed(found["sign"], Fraction(int(found["whole"])) * _ten(found["power"])))
-    if found := POINTED.fullmatch(text):
-        digits, scale = found["decimal"], _ten(found["power"])
-        places = len(digits.partition(".")[2])
-        step = Fraction(1, 10**places) * scale
-        return Number(_signed(found["sign"], Fraction(digits) * scale), len(digits.replace(".", "").lstrip("0")), step)
-    if found := FRACTION.fullmatch(text):
-        top, under = found["top"] or found["t"] or found["a"], found["under"] or found["u"] or found["b"]
-        is_strange = int(under) == 0 or (found["mixed"] and (int(top) < 0 or int(top) >= int(under)))
-        return (
-            None
-            if is_strange
-            else Number(_signed(found["sign"], int(found["mixed"] or 0) + Fraction(int(top), int(under))))
-        )
-    if found := REPEATING.fullmatch(text):
-        fixed, again = found["fixed"], found["again"]
-        value = Fraction(int(f"0{found['before']}{fixed}"), 10 ** len(fixed))
-        return Number(_signed(found["sign"], value + Fraction(int(again), 10 ** len(fixed) * (10 ** len(again) - 1))))
-    return None
+MAX_DEPTH = 24
+NO_NAMES = {"abs", "root", "binom", "floor", "ceil"}
+FUNCTION_NAMES = {name: name for name in (*FUNCTIONS, *EXACT) if name.isalpha() and name not in NO_NAMES} | {
+    "lg": "log"
+}
+FUNCTION_NAMES |= {f"\\{command}": name for command, name in FUNCTION_NAMES.items()}
+"""Functions by what is written: ``sin``, ``\\sin``."""
+ANGLES = ("sin", "cos", "tan", "cot", "sec", "csc")
+TOO_LARGE = frozenset(r"\sum \prod \int \iint \oint \lim \limsup \liminf \bigcup \bigcap".split())  # noqa: SIM905
+"""Commands of what is never computed."""
+SHORT_WORDS = frozenset("no on or as at is it us we he me my am an in of so to do go up by be hi ok if".split())  # noqa: SIM905
+"""Words of two letters, which are otherwise a product."""
+TOGETHER = tuple(map(frozenset, ("abc", "xyz", "uvw", "mnp", "pqr", "rst", "ijk")))
+"""Letters that are variables beside each other."""
+PLAIN = frozenset("abcdxyz")
+CLOSING = {"(": ")", "[": "]", "{": "}", "|": "|", "lfloor": "rfloor", "lceil": "rceil"}
+STARTS = frozenset(("(", "[", "{", "frac", "sqrt", "root", "binom", "lfloor", "lceil"))
+"""Signs that begin a factor."""
+WRAPPED = {"|": "abs", "lfloor": "floor", "lceil": "ceil"}
 
 
-def _signed(sign: str, value: Fraction) -> Fraction:
-    return -value if sign == "-" else value
+def is_product(run: str, *, is_alone: bool) -> bool:
+    """
+    True if a run of letters is a product of variables; False if it is a word, a name, a choice.
+
+    ``is_alone``: nothing but letters is in the answer, so that ``AB`` is no product, and ``no`` a word.
+    """
+    if len(run) == 1:
+        return True
+    letters = set(run)
+    if any(letters <= together for together in TOGETHER):
+        return True
+    if is_alone:
+        return run.islower() and run not in SHORT_WORDS and (len(run) == 2 or not letters & set("aeiouy"))
+    return len(run) == 2 or letters <= PLAIN or run.isupper() or not letters & set("aeiouAEIOU")
 
 
-def _ten(power: str | None) -> Fraction:
-    return Fraction(10) ** int("".join(power.split())) if power else Fraction(1)
+def read_expression(tokens: Sequence[Token], *, degrees_allowed: bool = False) -> tuple[Expression, bool]:
+    """
+    Read all tokens as one expression, and whether a part of it, outside of functions, is in degrees.
+
+    Raises:
+        Unreadable: They are none; `TooLarge` if it would take too long to tell.
+    """
+    reader = _Reader(tokens)
+    expression = reader.sum()
+    if reader.next is not None:
+        raise Unreadable(reader.next.text)
+    if reader.has_degrees and not degrees_allowed:
+        raise Unreadable("°")
+    return expression, reader.has_degrees
 
 
-def is_rounded(one: Number, other: Number) -> bool:
-    """True if one of the two is a decimal of six digits or more that the other, which is exact, is rounded to."""
-    decimal, exact = (one, other) if one.digits else (other, one)
-    is_decimal = decimal.digits >= SIGNIFICANT and not exact.digits and exact.value.denominator != 1
-    return is_decimal and abs(decimal.value - exact.value) <= decimal.step
+def number_of(text: str) -> Number:
+    """Number of a token: ``12``, ``.5``, ``1.5e3``, ``0.1(6)``."""
+    mantissa, _, power = text.lower().partition("e")
+    written, _, again = mantissa.rstrip(")").partition("(")
+    whole, point, places = written.partition(".")
+    scale = Fraction(10) ** int(power or 0)
+    value = Fraction(int(f"{whole or 0}{places}"), 10 ** len(places))
+    if again:
+        value += Fraction(int(again), 10 ** len(places) * (10 ** len(again) - 1))
+    if not point or again:
+        return Number(value * scale)
+    return Number(value * scale, len(f"{whole}{places}".lstrip("0")), Fraction(1, 10 ** len(places)) * scale)
+
+
+class _Reader:
+    """A place in the tokens of an expression."""
+
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self._tokens = list(tokens)
+        self._place = 0
+        self._depth = 0
+        self._in_function = 0
+        self._in_bars = 0
+        self._is_alone = all(token.kind == "run" for token in tokens)
+        self.has_degrees = False
+
+    # ── tokens ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def next(self) -> Token | None:
+        return self._tokens[self._place] if self._place < len(self._tokens) else None
+
+    def _is(self, *texts: str) -> bool:
+        return self.next is not None and self.next.kind == "sign" and self.next.text in texts
+
+    def _takes(self, *texts: str) -> str:
+        """Text of the next sign, which is taken, if it is one of these; else an empty one."""
+        if not self._is(*texts):
+            return ""
+        return self._take().text
+
+    def _take(self) -> Token:
+        if self.next is None:
+            raise Unreadable("it ends too early")
+        self._place += 1
+        return self._tokens[self._place - 1]
+
+    def _expect(self, text: str) -> None:
+        if not self._takes(text):
+            raise Unreadable(f"expected {text}")
+
+    def _take_first(self) -> Token:
+        """The first letter or digit of the next token; the rest of it stays."""
+        token = self._take()
+        if len(token.text) > 1 and token.kind in ("run", "number"):
+            self._place -= 1
+            self._tokens[self._place] = token._replace(text=token.text[1:], has_gap=False)
+            return token._replace(text=token.text[0])
+        return token
+
+    # ── sums and products ───────────────────────────────────────────────────────────────────
+
+    def sum(self) -> Expression:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise TooLarge
+        total = self._signed(self._product)
+        while sign := self._takes("+", "-"):
+            total = Operation(sign, (total, self._product()))
+        self._depth -= 1
+        return total
+
+    def _signed(self, read: Callable[[], Expression]) -> Expression:
+        sign = self._takes("+", "-")
+        value = read()
+        return _negative(value) if sign == "-" else value
+
+    def _product(self) -> Expression:
+        product = self._power(is_first=True)
+        while self.next is not None:
+            if sign := self._takes("*", "/"):
+                product = Operation(sign, (product, self._signed(lambda: self._power(is_first=True))))
+            elif self._starts_factor():
+                product = Operation("*", (product, self._power(is_first=False)))
+            else:
+                break
+        return product
+
+    def _starts_factor(self) -> bool:
+        """True before a factor that no sign stands before."""
+        token = self.next
+        if token is None or token.kind in ("begin", "end", "based"):
+            return False
+        if token.kind == "number":  # 2!3! and 2^m 2^n, and no other number beside something
+            before, *after = self._tokens[self._place - 1 :][:3]
+            return before.text == "!" or (before.kind != "number" and [part.text for part in after[1:]] == ["^"])
+        is_bar = token.text == "|" and not self._in_bars
+        return token.kind != "sign" or token.text in STARTS or token.text in FUNCTION_NAMES or is_bar
+
+    def _power(self, *, is_first: bool) -> Expression:
+        base = self._postfix(is_first=is_first)
+        if not self._takes("^"):
+            return base
+        exponent = self._argument()
+        if self._is("^", "!", "'"):
+            raise TooLarge
+        return Operation("^", (base, exponent))
+
+    def _postfix(self, *, is_first: bool) -> Expression:
+        value = self._atom(is_first=is_first)
+        while sign := self._takes("!", "°"):
+            if sign == "!" and self._is("!"):
+                raise Unreadable("!!")
+            if sign == "!":
+                value = Operation("!", (value,))
+            elif self._in_function:
+                value = Operation("/", (Operation("*", (value, Symbol("\\pi"))), Number(Fraction(180))))
+            else:
+                self.has_degrees = True
+        return value
+
+    def _argument(self) -> Expression:
+        """Group in an exponent, or one number, letter or root with its sign."""
+        if self._takes("{"):
+            return self._closed("}")
+        return self._signed(self._single)
+
+    def _single(self) -> Expression:
+        """A whole number, a letter, or an atom that begins with a sign."""
+        token = self.next
+        if token is not None and token.kind == "number":
+            return number_of(self._take().text)
+        if token is not None and token.kind == "run" and token.text not in FUNCTION_NAMES:
+            return self._letter(self._take_first())
+        return self._atom(is_first=True)
+
+    def _tex_argument(self) -> Expression:
+        """Argument of a command: a group, or one digit or letter."""
+        if self._takes("{"):
+            return self._closed("}")
+        token = self._take_first()
+        if token.kind == "number" and token.text.isdecimal():
+            return number_of(token.text)
+        if token.kind in ("run", "symbol"):
+            return self._letter(token)
+        if token.text == "sqrt":
+            return self._root()
+        raise Unreadable(token.text)
+
+    def _closed(self, closing: str) -> Expression:
+        value = self.sum()
+        if closing == "}" and self._takes("choose"):
+            value = Operation("binom", (value, self.sum()))
+        self._expect(closing)
+        return value
+
+    # ── atoms ───────────────────────────────────────────────────────────────────────────────
+
+    def _atom(self, *, is_first: bool) -> Expression:
+        token = self._take()
+        if token.kind == "number":
+            return self._number(token, is_first=is_first)
+        if token.kind in ("run", "symbol"):
+            return self._letters(token)
+        if token.kind != "sign":
+            raise Unreadable(token.text)
+        if token.text in TOO_LARGE:
+            raise TooLarge
+        if token.text in FUNCTION_NAMES:
+            return self._function(FUNCTION_NAMES[token.text])
+        match token.text:
+            case "(" | "[" | "{" | "|" | "lfloor" | "lceil" as opening:
+                self._in_bars += opening == "|"
+                value = self._closed(CLOSING[opening])
+                self._in_bars -= opening == "|"
+                return Operation(WRAPPED[opening], (value,)) if opening in WRAPPED else value
+            case "frac":
+                return Operation("/", (self._tex_argument(), self._tex_argument()))
+            case "binom":
+                return Operation("binom", (self._tex_argument(), self._tex_argument()))
+            case "sqrt":
+                return self._root()
+            case "root":
+                return Operation("root", (self._single(), Number(Fraction(2))))
+        raise Unreadable(token.text)
+
+    def _root(self) -> Expression:
+        degree: Expression = Number(Fraction(2))
+        if self._takes("["):
+            degree = self._closed("]")
+        return Operation("root", (self._tex_argument(), degree))
+
+    def _number(self, token: Token, *, is_first: bool) -> Expression:
+        """A number, with the fraction of a mixed one: ``1 1/2``, ``1\\frac{1}{2}``."""
+        number, beside = number_of(token.text), self._tokens[self._place : self._place + 3]
+        if self._is("frac"):
+            fraction = self._atom(is_first=True)
+        elif (
+            len(beside) == 3
+            and [part.kind for part in beside] == ["number", "sign", "number"]
+            and beside[1].text == "/"
+        ):
+            if not beside[0].has_gap:
+                return number
+            self._place += 3
+            fraction = Operation("/", (number_of(beside[0].text), number_of(beside[2].text)))
+        else:
+            return number
+        match fraction:
+            case Operation("/", (Number(top, 0), Number(under, 0))):
+                is_proper = 0 < top < under and top.denominator == under.denominator == 1
+                if not (is_first and is_proper and token.text.isdecimal()):
+                    raise Unreadable("a number beside a fraction")
+                return Number(number.value + top / under)
+        return Operation("*", (number, fraction))
+
+    def _letters(self, token: Token) -> Expression:
+        """A letter, the first one of a product, or a function that is written in plain letters."""
+        if token.kind == "symbol":
+            return self._letter(token)
+        run = token.text
+        if run in FUNCTION_NAMES:
+            return self._function(FUNCTION_NAMES[run])
+        if run == "pi":
+            return Symbol("\\pi")
+        if run == "sqrt":
+            return Operation("root", (self._single(), Number(Fraction(2))))
+        if found := re.fullmatch(r"(sin|cos|tan|ln|log)([a-z])", run):
+            self._place -= 1
+            self._tokens[self._place] = token._replace(text=found[2])
+            return self._function(found[1])
+        if len(run) == 1 or (not token.is_roman and is_product(run, is_alone=self._is_alone)):
+            self._place -= 1
+            return self._letter(self._take_first())
+        raise Unreadable(run)
+
+    def _letter(self, token: Token) -> Expression:
+        """A letter with its index and primes; ``f(x)`` of an unknown function is one too."""
+        name = token.text
+        if self._takes("_"):
+            name += f"_{self._group()}"
+        while self._takes("'"):
+            name += "'"
+        if name in ("f", "g") and self._is("("):
+            name += self._group()
+        return Symbol(name)
+
+    def _group(self) -> str:
+        """Text of the next group, or of the next letter or number."""
+        opening = self._takes("{", "(")
+        if not opening:
+            return self._take_first().text if self.next and self.next.kind == "run" else self._take().text
+        depth, texts = 1, []
+        while depth:
+            token = self._take()
+            depth += (token.text == opening) - (token.text == CLOSING[opening])
+            texts.append(token.text)
+        return " ".join(texts[:-1]) if opening == "{" else f"({' '.join(texts)}"
+
+    def _function(self, name: str) -> Expression:
+        """A function with its base, its power, and its argument: a group, or the factors up to the next sign."""
+        base = self._tex_argument() if name == "log" and self._takes("_") else Number(Fraction(10))
+        exponent = self._argument() if self._takes("^") else None
+        if name in ANGLES and exponent == _negative(Number(Fraction(1))):
+            name, exponent = f"arc{name}", None
+        self._in_function += 1
+        if self._in_function > MAX_DEPTH:
+            raise TooLarge
+        arguments = self._arguments(name)
+        self._in_function -= 1
+        if name in ("max", "min", "gcd", "lcm") and len(arguments) > 1:
+            value = arguments[0]
+            for argument in arguments[1:]:
+                value = Operation(name, (value, argument))
+        elif len(arguments) == 1 and name not in ("max", "min", "gcd", "lcm"):
+            value = Operation(name, (arguments[0], base) if name == "log" else (arguments[0],))
+        else:
+            raise Unreadable(name)
+        return value if exponent is None else Operation("^", (value, exponent))
+
+    def _arguments(self, name: str) -> list[Expression]:
+        if opening := self._takes("(", "{"):
+            found = [self.sum()]
+            while self._takes(","):
+                found.append(self.sum())
+            self._expect(CLOSING[opening])
+            if self._is("^", "!"):
+                raise Unreadable("a power of a function or of its argument")
+            return found
+        product = self._power(is_first=True)
+        while self._starts_factor() and not (self.next and self.next.text in FUNCTION_NAMES):
+            if self._is("(", "[") and name not in ANGLES:
+                raise Unreadable("an argument that may go on")
+            product = Operation("*", (product, self._power(is_first=False)))
+        if self._is("/"):
+            raise Unreadable("an argument that may go on")
+        return [product]
+
+
+def _negative(value: Expression) -> Expression:
+    if isinstance(value, Number):
+        return Number(-value.value, value.digits, value.step)
+    return Operation("-", (Number(Fraction(0)), value))

@@ -1,101 +1,56 @@
-"""
-Equality of two answers in LaTeX: ``\\frac{1}{2}`` and ``0.5``, ``(x+1)^2`` and ``x^2 + 2x + 1``.
+r"""
+Equality of two answers: ``\frac{1}{2}`` and ``0.5``, ``(x+1)^2`` and ``x^2 + 2x + 1``, ``3 km`` and ``3000 m``.
 
-    typeset      one notation; Chinese and typographic signs, math delimiters, the words before an answer
-    links        x = 1/2 = 0.5: each link must be the answer, or it is a list of guesses
-    members      lists, tuples, sets, intervals, unions: part by part, brackets count
-    quantity     units, currencies, percent, degrees, bases: two that are written must agree
-    words        a choice, a name, a sequence of letters: text
-    numbers      exact; a decimal is what it is rounded from, if it has six digits
-    expressions  parsed by math-verify's parser, compared by their values
+    notation ─ tokens ─▶ structure ─ a tree ─▶ compared part by part
+                            │ expression, units            │ value
 
-Hostile text is expected: everything is linear or bounded, and what would take long to compute is no answer. Of
-math-verify only the parser is used: its comparison adds numbers that stand side by side, drops words, bases and
-brackets, and has no bound in time.
+Hostile text is expected: everything is linear or bounded, and what would take long to compute is no answer.
 """
 
-import logging
-import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from itertools import combinations
 from typing import NamedTuple
 
-from math_verify import LatexExtractionConfig, parse
-from msgspec import Struct
-
 from asyncrl.errors import VerifierError
-from asyncrl.reward.answers import expression
-from asyncrl.reward.answers.expression import (
-    GROUPED,
-    MAX_CHARS,
-    SIGNIFICANT,
-    Number,
-    Unreadable,
-    is_rounded,
-    read_number,
-    same_members,
+from asyncrl.reward.answers import value
+from asyncrl.reward.answers.notation import tokens
+from asyncrl.reward.answers.structure import (
+    TURNED,
+    Answer,
+    Based,
+    Matrix,
+    Members,
+    Quantity,
+    Ratio,
+    Relation,
+    SetOperation,
+    Text,
+    read,
 )
-from asyncrl.reward.answers.final_answer import NAME, typeset, without_name
-from asyncrl.reward.answers.quantity import Quantity, conversion, quantity
+from asyncrl.reward.answers.units import Measure, conversion
+from asyncrl.reward.answers.value import Expression, Inexact, Number, Operation, Symbol, TooLarge, Unreadable
 
-MAX_DEPTH = 9
-"""Deepest nesting of braces and brackets: the parser's time grows quickly with it."""
-MAX_MEMBERS = 40
-CPU_S = 0.8
+MAX_CHARS = 300
+"""Longest answer that is read; the longest of the MATH test split has 159."""
+CPU_S = 0.4
 """CPU time in which an answer must be read and compared; what takes longer is a wrong one."""
 AGAIN_S = 0.05
 """CPU time until the next `TooSlow`: one in a finalizer, or in a callback of the garbage collector, is lost."""
-TRAPS = re.compile(
-    r"[0-9]{100}|[0-9]{4}[\s)}]{0,8}!|[)}!]\s?!|(?:binom|Gamma)[\s{(]{0,8}[0-9]{5}|(?:[|][^|]*){7}|_\s?\{[^{}]{0,40}_|\^[^+\-=,;]{0,40}\^|"
-    r"\\(?:sum|prod|int|iint|oint|lim|limsup|liminf|bigcup|bigcap)(?![a-zA-Z])"
-)
-"""
-Text that is no final answer and could take long: a hundred digits in a row, the factorial of four digits or of another,
-a binomial coefficient of five digits, towers of exponents, indices of indices, seven bars, sums, products, integrals,
-limits.
-"""
+SIGNIFICANT = 6
+"""Digits of a decimal that may stand for a value with more."""
+MAX_BITS = 256
+"""Size of the longest number that is written out."""
+PERCENT = frozenset({("Percent", 1)})
+ONE, ZERO = Number(Fraction(1)), Number(Fraction(0))
 
-LATEX = [LatexExtractionConfig(boxed_match_priority=-1)]
-"""LaTeX only: the library evaluates plain expressions with Python's ``eval``."""
 
-logging.getLogger("math_verify").addHandler(logging.NullHandler())  # it warns that the time limits are off
-
-BESIDE = re.compile(r"(?<![_^0-9.{])[0-9.]+\s+[0-9.]")
-"""Two numbers side by side, which are neither a sum nor a product."""
-PAIRS = {"(": ")]", "[": ")]", "\\{": "\\}", "{": ""}
-AND = re.compile(
-    r"\s*(?:\\(?:text|mathrm|mbox|textrm)\s?\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\]),?\s(?:and|or)\s(?![A-Za-z]))\s*|;\s?"
-)
-
-FONT = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textsf|textnormal|mathrm|mathbf|mathsf|mbox|operatorname)\s?\{([^{}]*)\}"
-)
-LETTERS = re.compile(r"[^\W\d_][^\W\d_'. -]*(?:[-' .,]+[^\W\d_]+)*\.?")
-ENVIRONMENT = re.compile(r"\\(?:begin|end)\s?\{[a-z*]{1,12}\}")
-RUN = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
-FUNCTIONS = frozenset(
-    (
-        *("sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh"),
-        *("log", "exp", "max", "min", "gcd", "lcm", "mod", "det", "sqrt"),
-    )
-)
-"""Words that are algebra."""
-SHORT_WORDS = frozenset(
-    (
-        *("no", "on", "or", "as", "at", "is", "it", "us", "we", "he", "me", "my", "am", "an", "in", "of", "so", "to"),
-        *("do", "go", "up", "by", "be", "hi", "ok"),
-    )
-)
-"""Words of two letters, which are otherwise a product."""
-VARIABLES = (frozenset("abc"), frozenset("xyz"), frozenset("uvw"), frozenset("mnp"), frozenset("pqr"), frozenset("rst"))
-
-LESS = re.compile(r"\s?(\\le(?![a-zA-Z])|<)\s?")
-MORE = re.compile(r"\s?(\\ge(?![a-zA-Z])|>)\s?")
-MEMBER = re.compile(r"[A-Za-z]\s?\\in\s?(?=[\[({\\])")
-INFINITE = re.compile(r"[-+]?\s?\\infty\s?")
+INFINITY = Quantity(Symbol("\\infty"))
+MINUS_INFINITY = Quantity(Operation("-", (Number(Fraction(0)), Symbol("\\infty"))))
+REALS = Quantity(Symbol("\\mathbbR"))
 
 
 class Comparison(NamedTuple):
@@ -110,18 +65,23 @@ class TooSlow(BaseException):
 
 def compare(given: str, answer: str) -> Comparison:
     """Compare a hostile answer with the reference; raises `VerifierError` if the reference is empty."""
-    given, answer = typeset(given), typeset(answer)
-    if not answer:
+    if len(answer) <= MAX_CHARS and not tokens(answer):
         raise VerifierError("the row has no answer to compare with; repair or drop it")
     if given == answer:
         return Comparison(is_same=True)
-    if not given or is_trap(given):
+    if not given or len(given) > MAX_CHARS or len(answer) > MAX_CHARS:
         return Comparison(is_same=False, is_computed=not given)
     try:
         with _at_most(CPU_S):
-            return Comparison(_same(given, answer))
-    except TooSlow:
+            return Comparison(_is_written_alike(given, answer) or same(read(given), read(answer)))
+    except (TooLarge, TooSlow, RecursionError):
         return Comparison(is_same=False, is_computed=False)
+
+
+def _is_written_alike(given: str, answer: str) -> bool:
+    """True if both are the same tokens, read or not."""
+    one, other = ([(token.kind, token.text) for token in tokens(text)] for text in (given, answer))
+    return one == other
 
 
 @contextmanager
@@ -143,283 +103,332 @@ def _at_most(cpu_s: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def canonical(answer: str) -> str:
-    """One text for all writings of a number, for a vote; of anything else its text without spaces."""
-    text = typeset(answer)
-    if len(text) > MAX_CHARS:
-        return text
-    read = quantity(without_name(text))
-    number = read_number(read.value)
-    return str(number.value * read.factor) if number else "".join(without_name(text).split())
+# ── answers ───────────────────────────────────────────────────────────────────────────────────
 
 
-def is_trap(text: str) -> bool:
-    """True for text that could take long to parse or to compute."""
-    return len(text) > MAX_CHARS or _depth(text) > MAX_DEPTH or TRAPS.search(text) is not None
+def same(one: Answer, other: Answer) -> bool:
+    """True if two answers mean the same. Raises `TooLarge`."""
+    if isinstance(one, Relation) or isinstance(other, Relation):
+        return _same_relations(one, other)
+    match _as_kind_of(one, other), _as_kind_of(other, one):
+        case Text() as words, Text() as others:
+            return words == others
+        case Based() as number, Based() as wanted:
+            return number == wanted
+        case Quantity() as quantity, Quantity() as wanted:
+            return _same_quantities(quantity, wanted)
+        case Ratio() as ratio, Ratio() as wanted:
+            return _same_ratios(ratio, wanted)
+        case Members() as group, Members() as wanted:
+            return _same_groups(group, wanted)
+        case Matrix() as matrix, Matrix() as wanted:
+            return _same_matrices(matrix, wanted)
+        case SetOperation(name, parts), SetOperation(other_name, wanted):
+            return name == other_name and (same_members if name == "cup" else _same_in_order)(parts, wanted)
+    return False
 
 
-def _depth(text: str) -> int:
-    depth = deepest = 0
-    for character in text:
-        depth += (character in "{([") - (character in "})]")
-        deepest = max(deepest, depth)
-    return deepest
+def _as_kind_of(answer: Answer, other: Answer) -> Answer:
+    """An answer as what it is compared with, if it can be that: a ratio as a fraction, a value as a list of one."""
+    match answer, other:
+        case Ratio((top, under), ""), Quantity():
+            return Quantity(Operation("/", (top, under)))
+        case Quantity(Number(number), None), Based(_, base) if number.numerator.bit_length() <= MAX_BITS:
+            return Based(str(number), base)
+        case Quantity(), Members("()") if answer == REALS:
+            return Members("()", (MINUS_INFINITY, INFINITY))
+        case SetOperation("setminus", (sets, Members("{}", (point,)))), SetOperation("cup") if sets == REALS:
+            return SetOperation("cup", (Members("()", (MINUS_INFINITY, point)), Members("()", (point, INFINITY))))
+        case SetOperation("cup", parts), Members("", _, "or"):
+            return Members("", parts, "or")
+        case Text() | Based() | Quantity() | Ratio() | Matrix() | SetOperation(), Members():
+            return Members("", (answer,))
+    return answer
 
 
-# ── parts ───────────────────────────────────────────────────────────────────────────────────
-
-
-def _same(given: str, answer: str) -> bool:
-    """Compare two answers that may have parts."""
-    given, answer = MEMBER.sub("", given), MEMBER.sub("", answer)
-    if any(MORE.search(text) or LESS.search(text) for text in (given, answer)):
-        one, other = _interval(given), _interval(answer)
-        if one and other:
-            return one.sides == other.sides and _same_end(one.low, other.low) and _same_end(one.high, other.high)
-    mine, reference = _members(given), _members(answer)
-    if len(mine.parts) > 1 or len(reference.parts) > 1:
-        return _same_members(mine, reference)
-    if mine.kind == "()" or reference.kind == "()":
-        inner, wanted = (
-            one.parts[0] if one.kind == "()" else text for one, text in ((mine, given), (reference, answer))
-        )
-        return _same(inner, wanted)
-    if "\\cup" in given and "\\cup" in answer:
-        unions = [[part.strip() for part in text.split("\\cup")][:MAX_MEMBERS] for text in (given, answer)]
-        return same_members(unions[0], unions[1], _same)
-    return _same_links(given, answer)
-
-
-class Members(Struct, frozen=True):
-    """Parts of a list, and its brackets; a single one without brackets is the answer itself."""
-
-    kind: str
-    parts: Sequence[str]
-
-
-def _members(text: str) -> Members:
-    kind, inner = "", text
-    for opening, closings in PAIRS.items():
-        closing = next((end for end in (closings, *closings) if end and text.endswith(end)), "")
-        if text.startswith(opening) and closing and _is_pair(text, opening, closing):
-            kind, inner = f"{opening[-1]}{closing[-1]}", text[len(opening) : len(text) - len(closing)].strip()
-            break
-    if not kind:
-        inner = GROUPED.sub(lambda found: found[0].replace(",", "").replace(" ", ""), text)
-        inner = AND.sub(",", inner)
-    parts = _split(inner)
-    if len(parts) == 1 and not kind and "\\pm" in text:
-        return Members("", [text.replace("\\pm", sign, 1).lstrip("+ ") for sign in ("+", "-")])
-    return Members(kind, parts if kind or len(parts) > 1 else [text])
-
-
-def _is_pair(text: str, opening: str, closing: str) -> bool:
-    """True if the first bracket is closed by the last one."""
-    depth = 0
-    end = len(text) - len(closing)
-    for place in range(end):
-        character = text[place]
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0 and place >= len(opening) - 1:
+def same_members(one: Sequence[Answer], other: Sequence[Answer]) -> bool:
+    """True if both have the same members, in any order."""
+    left = list(other)
+    for member in one:
+        place = next((place for place, candidate in enumerate(left) if same(member, candidate)), None)
+        if place is None:
             return False
-    return depth == 1
+        del left[place]
+    return not left
 
 
-def _split(text: str) -> list[str]:
-    """Parts between commas that are in no bracket."""
-    parts, depth, start = [], 0, 0
-    for place, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            parts.append(text[start:place].strip())
-            start = place + 1
-    return [*parts, text[start:].strip()]
+def _same_in_order(one: Sequence[Answer], other: Sequence[Answer]) -> bool:
+    return len(one) == len(other) and all(map(same, one, other))
 
 
-def _same_members(mine: Members, reference: Members) -> bool:
-    kinds = {mine.kind, reference.kind} - {""}
-    if len(kinds) > 1 or len(mine.parts) != len(reference.parts) or len(mine.parts) > MAX_MEMBERS:
+def _same_groups(one: Members, other: Members) -> bool:
+    is_joined_otherwise = {one.joined, other.joined} == {"and", "or"} and any(map(interval, one.members))
+    if len(one.members) != len(other.members) or is_joined_otherwise:
         return False
-    if not kinds or kinds == {"{}"}:
-        return same_members(mine.parts, reference.parts, _same)
-    return all(map(_same, mine.parts, reference.parts))
+    kinds = {one.kind, other.kind}
+    if (len(kinds) == 1 and kinds <= {"", "{}"}) or kinds == {"", "{}"}:
+        return same_members(one.members, other.members)
+    if kinds == {"", "()"}:
+        return _same_in_order(_by_name(one), _by_name(other))
+    return len(kinds) == 1 and _same_in_order(one.members, other.members)
 
 
-# ── intervals ───────────────────────────────────────────────────────────────────────────────
+def _by_name(group: Members) -> Sequence[Answer]:
+    """Members of a list; those of ``y = 2, x = 1`` in the order of their names."""
+    names = [member.name for member in group.members if isinstance(member, Relation) and member.signs == ("=",)]
+    if len(set(names)) != len(group.members) or not all(names):
+        return group.members
+    return [member for _, member in sorted(zip(names, group.members, strict=True), key=lambda pair: pair[0])]
 
 
-class Interval(Struct, frozen=True):
-    low: str
-    high: str
+def _same_ratios(one: Ratio, other: Ratio) -> bool:
+    if {one.half, other.half} == {"a.m.", "p.m."} or len(one.parts) != len(other.parts):
+        return False
+    if (one.is_time and other.is_time and len(one.parts) == 2) or one.half or other.half:
+        return all(map(_equal, one.parts, other.parts))
+    pairs = list(zip(one.parts, other.parts, strict=True))
+    are_zero_alike = all(_equal(part, ZERO) == _equal(wanted, ZERO) for part, wanted in pairs)
+    return are_zero_alike and all(
+        _equal(Operation("*", (part, last_wanted)), Operation("*", (wanted, last)))
+        for (part, wanted), (last, last_wanted) in combinations(pairs, 2)
+    )
+
+
+def _same_matrices(one: Matrix, other: Matrix) -> bool:
+    shapes = [[len(row) for row in matrix.rows] for matrix in (one, other)]
+    cells = ([_times(cell, matrix.factor) for row in matrix.rows for cell in row] for matrix in (one, other))
+    return shapes[0] == shapes[1] and all(map(same, *cells))
+
+
+def _times(cell: Answer, factor: Expression) -> Answer:
+    if factor == ONE or not isinstance(cell, Quantity):
+        return cell
+    return Quantity(Operation("*", (cell.value, factor)), cell.unit)
+
+
+# ── relations ─────────────────────────────────────────────────────────────────────────────────
+
+
+class Interval(NamedTuple):
+    low: Answer
+    high: Answer
     sides: str
-    """``[`` or ``(`` and ``]`` or ``)``."""
+    """``[]``, ``[)``, ``(]`` or ``()``."""
+    name: str = ""
+    """Letter that lies in it, if one is written."""
 
 
-def _interval(text: str) -> Interval | None:
-    """Read ``[1, 3)``, ``1 \\le x < 3``, ``x \\ge 1``; None if it is no interval."""
-    members = _members(text)
-    if len(members.parts) == 2 and members.kind in ("[]", "[)", "(]", "()"):
-        return Interval(members.parts[0], members.parts[1], members.kind)
-    for pattern, is_less in ((LESS, True), (MORE, False)):
-        pieces = pattern.split(text)
-        strict = [sign in "<>" for sign in pieces[1::2]]
-        sides = [piece.strip() for piece in pieces[::2]]
-        if not is_less:
-            strict, sides = strict[::-1], sides[::-1]
-        match sides:
-            case [low, name, high] if re.fullmatch(r"[A-Za-z]", name):
-                return Interval(low, high, f"{'(' if strict[0] else '['}{')' if strict[1] else ']'}")
-            case [name, high] if re.fullmatch(r"[A-Za-z]", name):
-                return Interval("-\\infty", high, f"({')' if strict[0] else ']'}")
-            case [low, name] if re.fullmatch(r"[A-Za-z]", name):
-                return Interval(low, "\\infty", f"{'(' if strict[0] else '['})")
+def _same_relations(one: Answer, other: Answer) -> bool:
+    """Compare two answers of which one at least is a relation."""
+    if isinstance(one, Relation) and isinstance(other, Relation) and set(one.signs) == set(other.signs) == {"="}:
+        return _same_equations(one, other)
+    mine, wanted = interval(one), interval(other)
+    if mine and wanted:
+        return _same_intervals(mine, wanted)
+    if isinstance(one, Relation) and isinstance(other, Relation):
+        return one == other or (len(one.sides) == len(other.sides) == 2 and _proportional(one, other))
+    relation, answer = (one, other) if isinstance(one, Relation) else (other, one)
+    if not isinstance(relation, Relation) or not set(relation.signs) <= {"=", "in"}:
+        return False
+    return all(same(side, answer) for side in (relation.sides if _is_choice(answer) else _said(relation)))
+
+
+def _is_choice(answer: Answer) -> bool:
+    """True for words and for a capital letter: ``C = B`` names no answer B."""
+    return isinstance(answer, Text) or (
+        isinstance(answer, Quantity) and isinstance(answer.value, Symbol) and answer.value.name.isupper()
+    )
+
+
+def _same_equations(one: Relation, other: Relation) -> bool:
+    """Compare two chains of equalities: two equations up to a factor, or all that is said of one name."""
+    if len(one.sides) == len(other.sides) == 2 and _proportional(one, other):
+        return True
+    is_named_alike = not one.name or not other.name or one.name == other.name
+    return is_named_alike and all(same(side, wanted) for side in _said(one) for wanted in _said(other))
+
+
+def _said(relation: Relation) -> Sequence[Answer]:
+    """Sides of a chain of equalities, without the name of what they all are."""
+    return relation.sides[1:] if relation.name else relation.sides
+
+
+def _proportional(one: Relation, other: Relation) -> bool:
+    """True if two equations or inequalities are the same up to a factor, which is positive for inequalities."""
+    differences = [_difference(relation) for relation in (one, other)]
+    if differences[0] is None or differences[1] is None or not value.letters(differences[0]):
+        return one == other
+    (sign, wanted), turned = (one.signs[0], other.signs[0]), TURNED.get(other.signs[0], other.signs[0])
+    try:
+        found = value.sign_of_ratio(differences[0], differences[1])
+    except Unreadable:
+        return False
+    return found is not None and sign == (wanted if found > 0 else turned)
+
+
+def _difference(relation: Relation) -> Expression | None:
+    """Left side minus the right one."""
+    left, right = relation.sides
+    if not (isinstance(left, Quantity) and isinstance(right, Quantity)) or left.unit != right.unit:
+        return None
+    return Operation("-", (left.value, right.value))
+
+
+def interval(answer: Answer) -> Interval | None:
+    """Read ``[1, 3)``, ``1 \\le x < 3``, ``3x > 6`` as an interval; None if an answer is none."""
+    match answer:
+        case Members("[]" | "[)" | "(]" | "()" as sides, (low, high)):
+            return Interval(low, high, sides)
+        case Relation(("in" | "=" as sign,), (_, within), name) if name and (found := interval(within)):
+            return found._replace(name=name if sign == "in" else "")
+        case Relation((first, second), (low, Quantity(Symbol(name)), high)) if first[0] == second[0] in "<>":
+            if first[0] == ">":
+                low, first, second, high = high, second, first, low
+            return Interval(low, high, f"{'[' if '=' in first else '('}{']' if '=' in second else ')'}", name)
+        case Relation((sign,), (_, _)) if sign in TURNED:
+            return _half_line(answer)
     return None
 
 
-def _same_end(given: str, answer: str) -> bool:
-    if INFINITE.fullmatch(given) or INFINITE.fullmatch(answer):
-        ends = ["".join(one.split()).removeprefix("+") for one in (given, answer)]
-        return ends[0] == ends[1]
-    return _same(given, answer)
+def _half_line(relation: Relation) -> Interval | None:
+    """All values on one side of a bound: ``3x > 6``, ``x > \\sqrt{2}``."""
+    match relation.sides, relation.signs[0]:
+        case (Quantity(Symbol(name), None), bound), sign if name not in value.CONSTANTS:
+            return _beyond(bound, sign, name)
+        case (bound, Quantity(Symbol(name), None)), sign if name not in value.CONSTANTS:
+            return _beyond(bound, TURNED[sign], name)
+    difference = _difference(relation)
+    if difference is None or len(names := value.letters(difference)) != 1:
+        return None
+    name = names.pop()
+    line = value.linear(difference, name)
+    if line is None or not line[0]:
+        return None
+    sign = relation.signs[0] if line[0] > 0 else TURNED[relation.signs[0]]
+    return _beyond(Quantity(Number(-line[1] / line[0])), sign, name)
 
 
-# ── one value ───────────────────────────────────────────────────────────────────────────────
+def _beyond(bound: Answer, sign: str, name: str) -> Interval:
+    if sign[0] == "<":
+        return Interval(MINUS_INFINITY, bound, "(]" if "=" in sign else "()", name)
+    return Interval(bound, INFINITY, "[)" if "=" in sign else "()", name)
 
 
-def _same_links(given: str, answer: str) -> bool:
-    """Compare two values, or equations. Each link of a chain of equalities must be the answer."""
-    links, wanted = ([one.strip() for one in text.split("=")] for text in (given, answer))
-    names = [one[0] if len(one) > 1 and NAME.fullmatch(one[0]) else "" for one in (links, wanted)]
-    is_named = len(wanted) == 2 and bool(names[1])
-    if is_named and (len(links) == 1 or "".join(names[0].split()) == "".join(names[1].split())):
-        answer = wanted[1]
-    elif len(wanted) > 1:
-        return len(links) == 2 and _same_single(given, answer)
-    if names[0]:
-        links = links[1:]
-    return all(bool(link) and _same_single(link, answer) for link in links)
+def _same_intervals(one: Interval, other: Interval) -> bool:
+    is_named_alike = not one.name or not other.name or one.name == other.name
+    return is_named_alike and one.sides == other.sides and same(one.low, other.low) and same(one.high, other.high)
 
 
-def _same_single(given: str, answer: str) -> bool:
-    mine, reference = quantity(given), quantity(answer)
-    factor = conversion(mine.unit, reference.unit)
+# ── quantities ────────────────────────────────────────────────────────────────────────────────
+
+
+def _same_quantities(one: Quantity, other: Quantity) -> bool:
+    mine, wanted = (
+        [(each.value, each.unit), *([(each.product, None)] if each.product else [])] for each in (one, other)
+    )
+    return any(_same_measured(*reading, *meant) for reading in mine for meant in wanted)
+
+
+def _same_measured(given: Expression, unit: Measure | None, answer: Expression, wanted: Measure | None) -> bool:
+    percents = [each is not None and each.dimensions == PERCENT for each in (unit, wanted)]
+    if percents == [True, False] and wanted is None and _equal(_over_100(given), answer):
+        return True
+    if percents == [False, True] and unit is None and _equal(given, _over_100(answer)):
+        return True
+    factor = conversion(unit, wanted)
     if factor is None:
         return False
-    if {mine.unit, reference.unit} == {"%", ""} and _same_core(_over_100(mine), _over_100(reference), Fraction(1)):
-        return True
-    return _same_core(mine, reference, factor)
+    if factor != ONE:
+        return _equal(Operation("*", (given, factor)), answer)
+    return _equal(given, answer) or _is_rounded(given, answer) or _is_rounded(answer, given)
 
 
-def _over_100(read: Quantity) -> Quantity:
-    """A value in percent as a share."""
-    number = read_number(read.value)
-    is_percent = read.unit == "%" and number is not None and number.value is not None
-    return Quantity(_written(number.value / 100)) if is_percent and number else Quantity(read.value, "", read.factor)
+def _over_100(percent: Expression) -> Expression:
+    return Operation("/", (percent, Number(Fraction(100))))
 
 
-def _written(value: Fraction) -> str:
-    return f"{'-' if value < 0 else ''}\\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
-
-
-def _same_core(mine: Quantity, reference: Quantity, factor: Fraction) -> bool:
-    """Compare values apart from their units; the first is multiplied by ``factor``."""
-    given, answer = mine.value, reference.value
-    letters = _letters(given), _letters(answer)
-    if any(one and not _is_algebra(one) for one in letters) or (
-        letters[0] and letters[1] and FONT.search(given + answer)
-    ):
-        return _folded(letters[0]) == _folded(letters[1])
-    numbers = read_number(given), read_number(answer)
-    if numbers[0] and numbers[1]:
-        value = numbers[0].value * mine.factor * factor
-        wanted = numbers[1].value * reference.factor
-        return value == wanted or (factor == 1 and is_rounded(numbers[0], numbers[1]))
-    if factor != 1 or mine.factor != 1 or reference.factor != 1:
-        return False
-    if "".join(given.split()) == "".join(answer.split()):
-        return not BESIDE.search(given) or given == answer
-    if any(BESIDE.search(text) or _has_words(text) for text in (given, answer)):
-        return False
-    return _same_expressions(given, answer)
-
-
-def _letters(text: str) -> str:
-    """An answer that is words or letters, without fonts and brackets; empty if it has anything else."""
-    bare = FONT.sub(r" \1 ", text).strip()
-    while bare.startswith("(") and bare.endswith(")") and bare.count("(") == 1:
-        bare = bare[1:-1].strip()
-    bare = bare.strip(" .:")
-    return bare if LETTERS.fullmatch(bare) else ""
-
-
-def _is_algebra(letters: str) -> bool:
-    """True for variables and their products; False for a word, a name, a choice, a sequence of letters."""
-    if len(letters) == 1:
-        return letters.islower() or not letters.isascii()
-    if not (letters.isascii() and letters.isalpha() and letters.islower()):
-        return False
-    is_product = len(letters) == 2 and letters not in SHORT_WORDS
-    return is_product or letters in FUNCTIONS or any(set(letters) <= variables for variables in VARIABLES)
-
-
-def _folded(words: str) -> str:
-    """Words without case and articles; a single letter keeps its case."""
-    if len(words) == 1:
-        return words
-    folded = " ".join(words.casefold().replace(",", " ").split())
-    return re.sub(r"^(?:the|a|an) ", "", folded)
-
-
-def _has_words(text: str) -> bool:
-    """True if an expression has words that its parser would drop or multiply."""
-    text = ENVIRONMENT.sub("", text)
-    return bool(FONT.search(text)) or any(run not in FUNCTIONS for run in RUN.findall(text))
-
-
-def _same_expressions(given: str, answer: str) -> bool:
-    mine, reference = _parsed(given), _parsed(answer)
-    if mine is None or reference is None:
-        return False
+def _equal(one: Expression, other: Expression) -> bool:
     try:
-        if expression.equal(mine, reference):
-            return True
-        return _is_rounded_value(read_number(given), reference) or _is_rounded_value(read_number(answer), mine)
+        return value.equal(one, other)
     except Unreadable:
         return False
 
 
-def _is_rounded_value(decimal: Number | None, exact: object) -> bool:
-    if decimal is None or decimal.digits < SIGNIFICANT or getattr(exact, "free_symbols", True):
+def _is_rounded(rounded: Expression, full: Expression) -> bool:
+    """True for a decimal of six digits or more to which ``full``, which no decimal is equal to, is rounded."""
+    decimal = _decimal(rounded)
+    if decimal is None or decimal.digits < SIGNIFICANT or _decimal(full) is not None or value.letters(full):
         return False
-    return bool(
-        abs(expression.value(exact, {}) - expression.rational(decimal.value)) <= expression.rational(decimal.step)
-    )
+    try:
+        under = value.exact(full, {}).denominator
+        while any(under % prime == 0 for prime in (2, 5)):
+            under //= 2 if under % 2 == 0 else 5
+        is_endless = under > 1
+    except Inexact:
+        is_endless = True
+    except Unreadable:
+        return False
+    return is_endless and value.within(full, decimal.value, decimal.step / 2)
 
 
-def _parsed(latex: str) -> object | None:
-    if is_trap(latex) or _has_large_power(latex):
-        return None
-    parsed: list[object] = parse(f"${latex}$", LATEX, parsing_timeout=None)
-    return parsed[0] if parsed and not isinstance(parsed[0], str) else None
+def _decimal(expression: Expression) -> Number | None:
+    """A decimal that is written out, also with a power of ten."""
+    match expression:
+        case Number(_, digits) if digits:
+            return expression
+        case Operation("*", (Number(number, digits, step), Operation("^", (base, Number(power, 0))))) if digits:
+            if base == Number(Fraction(10)) and abs(power) < MAX_CHARS and power.denominator == 1:
+                scale = Fraction(10) ** int(power)
+                return Number(number * scale, digits, step * scale)
+    return None
 
 
-def _has_large_power(latex: str) -> bool:
-    """True if an exponent has a number of more than four digits before its point."""
-    for found in re.finditer(r"\^\s?", latex):
-        rest = latex[found.end() :]
-        group = rest[: _group_end(rest)]
-        if any(len(run) > 4 for run in re.findall(r"(?<![.0-9])[0-9]+", group)):
-            return True
-    return False
+# ── votes ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _group_end(text: str) -> int:
-    """End of the first argument of a command: a group in braces, a command or a character."""
-    if not text.startswith("{"):
-        return 1 if not text.startswith("\\") else len(text.split(" ", 1)[0])
-    depth = 0
-    for place, character in enumerate(text):
-        depth += (character == "{") - (character == "}")
-        if depth == 0:
-            return place + 1
-    return len(text)
+def canonical(answer: str) -> str:
+    """One text for all writings of a number or of a list of them, for a vote; of anything else its tokens."""
+    if len(answer) > MAX_CHARS:
+        return " ".join(answer.split())
+    text = " ".join(token.text for token in tokens(answer))
+    try:
+        with _at_most(CPU_S):
+            return _voted(read(answer)) or text
+    except (TooLarge, TooSlow, RecursionError):
+        return text
+
+
+def _voted(answer: Answer) -> str:
+    match answer:
+        case Text(words):
+            return " ".join(words)
+        case Quantity(expression):
+            return _written(expression)
+        case Relation() if set(answer.signs) == {"="} and len(said := set(map(_voted, _said(answer)))) == 1:
+            return said.pop()
+        case Members(kind, members) if all(voted := [_voted(member) for member in members]):
+            brackets = kind or "{}"
+            return f"{brackets[0]}{', '.join(sorted(voted) if brackets == '{}' else voted)}{brackets[1]}"
+    return ""
+
+
+def _written(expression: Expression) -> str:
+    """A fraction, twenty digits of another number, or what has letters as it is read; empty for what has no value."""
+    if value.letters(expression):
+        return _tree(expression)
+    try:
+        return value.written(expression, max_bits=MAX_BITS, digits=20)
+    except Unreadable:
+        return ""
+
+
+def _tree(expression: Expression) -> str:
+    match expression:
+        case Number(number) if max(number.numerator.bit_length(), number.denominator.bit_length()) > MAX_BITS:
+            raise TooLarge
+        case Number(number):
+            return str(number)
+        case Symbol(name):
+            return name
+        case Operation(name, parts):
+            return f"{name}({', '.join(map(_tree, parts))})"

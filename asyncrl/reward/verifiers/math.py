@@ -1,4 +1,4 @@
-"""Verifiers of mathematics: a final answer against the reference, by value or by text."""
+"""Verifiers of mathematics: a final answer against the reference, by value."""
 
 from typing import Annotated, Literal
 
@@ -35,8 +35,7 @@ class Math(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def _final_answer(self, completion: str) -> str | None:
         if self.form == "answer" or (self.form == "any" and not any(box in completion for box in BOXES)):
-            marked = after_answer(completion)
-            return marked and (last_boxed(marked) or marked)
+            return after_answer(completion)
         return last_boxed(completion)
 
 
@@ -51,7 +50,7 @@ class Geo3k(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ``(1 - format_weight) * accuracy + format_weight * format``, both 0 or 1 and metrics of their own.
 
     Source:
-        verl's reward for hiyouga/geometry3k, with math-verify instead of mathruler.
+        verl's reward for hiyouga/geometry3k, which compares with mathruler.
     """
 
     format_weight: Annotated[float, Meta(ge=0, le=1)] = 0.1
@@ -75,4 +74,36 @@ class Geo3k(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "correct": accuracy,
             "not_computed": float(not is_computed),
             "answer": canonical(given),
+        }
+
+
+# ── math dapo ─────────────────────────────────────────────────────────────────────────────────
+# DAPO's reward for competition mathematics: the same comparison, another place of the answer, and +1 or -1.
+
+TAIL_CHARS = 300
+"""Length of the tail that is searched for the answer."""
+
+
+class MathDapo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    1.0 if the completion ends in the answer, else -1.0; ``correct`` is 1 or 0.
+
+    Source:
+        Yu et al. 2025, arXiv:2503.14476, eq. 7.
+    """
+
+    boxed: bool = False
+    """The answer is only looked for in the last box; otherwise after ``Answer:``, and in a box without that."""
+
+    def __call__(self, inputs: VerifierInput, /) -> dict[str, float | str]:
+        """Return score, ``correct``, answer, and ``not_computed`` as `math` does; raises `VerifierError` likewise."""
+        tail = inputs.completion[-TAIL_CHARS:]
+        marked = None if self.boxed else after_answer(tail)
+        given = last_boxed(tail) if marked is None else marked
+        is_same, is_computed = compare(given or "", last_boxed(inputs.answer) or inputs.answer)
+        return {
+            "score": 1.0 if is_same else -1.0,
+            "correct": float(is_same),
+            "not_computed": float(not is_computed),
+            "answer": canonical(given or ""),
         }

@@ -16,7 +16,7 @@ from PIL import Image
 from transformers import PreTrainedTokenizerBase
 
 from asyncrl.reward.verifier import VerifierInput
-from asyncrl.reward.verifiers.math_text import Gsm8k
+from asyncrl.reward.verifiers.gsm8k import Gsm8k
 from asyncrl.tools.toy import drawn_squares
 from asyncrl.tools.toy.drawn_squares import (
     COLOURS,
