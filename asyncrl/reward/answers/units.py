@@ -102,7 +102,7 @@ NO_UNITS = frozenset(
     "or and to not but than less more most least either neither nor if plus minus times divided over half "  # noqa: SIM905
     "halves third thirds quarter quarters dozen dozens tenth hundredth thousandth through between maybe perhaps is are "
     "equals mod modulo pair pairs double twice about approximately approx around where when for remainder no factorial "
-    "choose point below above under beyond out otherwise unless except without squared cubed otherwise else".split()
+    "choose point below above under beyond out otherwise unless except without else".split()
 )
 """Words that make another answer, or several, of what they stand beside."""
 ARTICLES = frozenset(("a", "an", "the"))
@@ -205,7 +205,9 @@ def _factors(texts: Sequence[str]) -> list[tuple[str, int]] | None:
             sign = -1
         elif word in POWERS:
             power = POWERS[word]
-        elif (times := LATER_POWERS.get(word, 0) or _power(word)) and found:
+        elif times := LATER_POWERS.get(word, 0) or _power(word):
+            if not found:
+                return None
             found[-1] = found[-1][0], found[-1][1] * times
         elif word[0].isalpha() or known(text):
             if text not in ARTICLES:
