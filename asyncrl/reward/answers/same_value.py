@@ -22,6 +22,7 @@ from asyncrl.reward.answers.structure import (
     TURNED,
     Answer,
     Based,
+    Labelled,
     Matrix,
     Members,
     Quantity,
@@ -108,6 +109,8 @@ def _at_most(cpu_s: float) -> Iterator[None]:
 
 def same(one: Answer, other: Answer) -> bool:
     """True if two answers mean the same. Raises `TooLarge`."""
+    if isinstance(one, Labelled) or isinstance(other, Labelled):
+        return _same_choices(one, other)
     if isinstance(one, Relation) or isinstance(other, Relation):
         return _same_relations(one, other)
     match _as_kind_of(one, other), _as_kind_of(other, one):
@@ -126,6 +129,16 @@ def same(one: Answer, other: Answer) -> bool:
         case SetOperation(name, parts), SetOperation(other_name, wanted):
             return name == other_name and (same_members if name == "cup" else _same_in_order)(parts, wanted)
     return False
+
+
+def _same_choices(one: Answer, other: Answer) -> bool:
+    """Compare two answers of which one at least is a choice with what it says: the other may be either of these."""
+    if isinstance(one, Labelled) and isinstance(other, Labelled):
+        return one.label == other.label and same(one.answer, other.answer)
+    choice, answer = (one, other) if isinstance(one, Labelled) else (other, one)
+    if not isinstance(choice, Labelled):
+        return False
+    return same(choice.answer, answer) or same(Quantity(Symbol(choice.label)), answer)
 
 
 def _as_kind_of(answer: Answer, other: Answer) -> Answer:
@@ -250,7 +263,7 @@ def _same_equations(one: Relation, other: Relation) -> bool:
 
 def _said(relation: Relation) -> Sequence[Answer]:
     """Sides of a chain of equalities, without the name of what they all are."""
-    return relation.sides[1:] if relation.name else relation.sides
+    return relation.sides[relation.num_names :]
 
 
 def _proportional(one: Relation, other: Relation) -> bool:

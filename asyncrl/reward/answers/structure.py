@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fractions import Fraction
-from itertools import accumulate
+from itertools import accumulate, pairwise, takewhile
 
 from msgspec import Struct
 
@@ -28,6 +28,7 @@ from asyncrl.reward.answers.units import (
     Measure,
     is_unit_word,
     known,
+    singular,
     unit_of,
 )
 from asyncrl.reward.answers.value import Expression, Number, Operation, TooLarge, Unreadable, letters
@@ -41,7 +42,8 @@ PREAMBLE = re.compile(
 )
 """Words before an answer."""
 JOINERS = {"and": "and", "or": "or", "或": "or", **dict.fromkeys("和且与及", "and")}
-OF_UNITS = frozenset(("\\mu", "\\Omega", "¢", "/", "^", "{", "}", "%", "°", "*", ".", "-", *MONEY.values()))
+OF_UNITS = frozenset(("frac", "\\mu", "\\Omega", "¢", "/", "^", "{", "}", "%", "°", "*", ".", "-", *MONEY.values()))
+CHOICES = frozenset("ABCDEFGH")
 CODES = frozenset(("USD", "EUR", "GBP", "RMB", "CNY"))
 SYSTEMS = frozenset(("aligned", "align", "cases", "gathered", "split"))
 MATRICES = frozenset(("pmatrix", "bmatrix", "matrix", "Bmatrix", "array", "smallmatrix"))
@@ -109,10 +111,18 @@ class Relation(Struct, frozen=True):
     signs: tuple[str, ...]
     sides: tuple["Answer", ...]
     name: str
-    """The first side, if it only names what the others say; else empty."""
+    """First sides that only name what the others say; empty if there are none."""
+    num_names: int = 0
 
 
-Answer = Text | Quantity | Based | Ratio | Members | Matrix | SetOperation | Relation
+class Labelled(Struct, frozen=True):
+    """A choice with what it says: ``(C) 12``."""
+
+    label: str
+    answer: "Answer"
+
+
+Answer = Text | Quantity | Based | Ratio | Members | Matrix | SetOperation | Relation | Labelled
 
 
 def read(text: str) -> Answer:
@@ -177,11 +187,18 @@ def _in_brackets(found: Sequence[Token]) -> bool:
     return 0 in depths and depths.index(0) == len(found) - 1
 
 
+def _word(token: Token) -> str:
+    """Text of a token, of words without case and plural; a letter and a sequence of capitals have no plural."""
+    if token.kind != "run" or len(token.text) == 1:
+        return token.text
+    return token.text.lower() if token.text.isupper() else singular(token.text)
+
+
 def _text(found: Sequence[Token]) -> Text:
     """Words without case, articles before them and brackets round a single one."""
     if len(found) == 3 and found[0].text == "(" and found[2].text == ")":
         found = found[1:2]
-    words = [token.text.casefold() if token.kind == "run" and len(token.text) > 1 else token.text for token in found]
+    words = [_word(token) for token in found]
     return Text(tuple(words[1:] if len(words) > 1 and words[0] in ARTICLES else words))
 
 
@@ -219,7 +236,7 @@ def _expanded(found: Sequence[Token]) -> list[Answer]:
 def _member(found: Sequence[Token]) -> Answer:
     if not found:
         return Text(())
-    for read_as in (_relation, _sets, _group, _system, _matrix, _ratio, _based, _quantity):
+    for read_as in (_labelled, _relation, _sets, _group, _system, _matrix, _ratio, _based, _quantity, _sum):
         try:
             answer = read_as(found)
         except Unreadable:
@@ -227,6 +244,17 @@ def _member(found: Sequence[Token]) -> Answer:
         if answer is not None:
             return answer
     return _text(found)
+
+
+def _labelled(found: Sequence[Token]) -> Answer | None:
+    texts = [token.text for token in found[:3]]
+    start = 3 if texts[::2] == ["(", ")"] else 2 if texts[1:2] == ["."] else len(found)
+    label, rest = found[1 if start == 3 else 0], found[start:]
+    if not rest or label.kind != "run" or label.text not in CHOICES or not (rest[0].has_gap or label.is_roman):
+        return None
+    answer = _member(rest)
+    is_choice = isinstance(answer, Labelled) or (len(rest) < 4 and any(token.text in CHOICES for token in rest))
+    return None if is_choice else Labelled(label.text, answer)
 
 
 # ── relations and sets ────────────────────────────────────────────────────────────────────────
@@ -239,8 +267,9 @@ def _relation(found: Sequence[Token]) -> Answer | None:
     texts = [token.text for token in signs]
     if set(texts) == {"="} and is_name(sides[-1]) and not is_name(sides[0]):
         sides.reverse()
-    name = " ".join(token.text for token in sides[0]) if is_name(sides[0]) else ""
-    return Relation(tuple(texts), tuple(map(_member, sides)), name)
+    names = list(takewhile(is_name, sides[:-1] if set(texts) == {"="} else sides[:1]))
+    name = " = ".join(" ".join(token.text for token in side) for side in names)
+    return Relation(tuple(texts), tuple(map(_member, sides)), name, len(names))
 
 
 def is_name(found: Sequence[Token]) -> bool:
@@ -251,6 +280,10 @@ def is_name(found: Sequence[Token]) -> bool:
         inner = [token.text for token in found[1:-1] if token.text != ","]
         are_names = all(token.kind in ("run", "symbol") or token.text == "," for token in found[1:-1])
         return are_names and inner == sorted(inner)
+    if not found or found[0].text in OPENING:
+        return False
+    if len(found) > 2 and {token.text for token in found[1::2]} in ({"+"}, {":"}):  # m + n, AB : BC
+        return len(found) % 2 == 1 and all(token.kind in ("run", "symbol") for token in found[::2])
     depth = 0
     before = ""
     for place, token in enumerate(found):
@@ -262,7 +295,7 @@ def is_name(found: Sequence[Token]) -> bool:
         if not (is_part or depth > 0 or token.text in CLOSING or before == "_"):
             return False
         before = token.text
-    return bool(found)
+    return True
 
 
 def _sets(found: Sequence[Token]) -> Answer | None:
@@ -389,6 +422,22 @@ def _quantity(found: Sequence[Token]) -> Quantity:
             continue
     value, has_degrees = read_expression(found, degrees_allowed=True)
     return Quantity(value, DEGREE if has_degrees else None)
+
+
+def _sum(found: Sequence[Token]) -> Answer | None:
+    """Read ``2 hours 30 minutes`` and ``5 ft 6 in``: a sum, in the last of its units."""
+    starts = [
+        place for place in range(1, len(found)) if found[place].kind == "number" and found[place - 1].kind == "run"
+    ]
+    parts = [_quantity(found[start:end]) for start, end in pairwise((0, *starts, len(found)))]
+    units = [part.unit or Measure() for part in parts]
+    is_falling = all(one.scale > other.scale and one.dimensions == other.dimensions for one, other in pairwise(units))
+    if len(parts) < 2 or not is_falling or len(units[0].dimensions) != 1:
+        return None
+    value = parts[-1].value
+    for part, unit in zip(parts[:-1], units[:-1], strict=True):
+        value = Operation("+", (value, Operation("*", (part.value, Number(unit.scale / units[-1].scale)))))
+    return Quantity(value, units[-1])
 
 
 DEGREE = (unit_of([Token("sign", "°")]) or (Measure(), 1))[0]

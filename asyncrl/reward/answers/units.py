@@ -161,7 +161,7 @@ def unit_of(written: Sequence[Token]) -> tuple[Measure, int] | None:
     scale = Fraction(1)
     for (name, power), group in groupby(factors, lambda one: (known(one[0]), one[1])):
         if not name:
-            dimensions[" ".join(_singular(word) for word, _ in group)] = power
+            dimensions[" ".join(singular(word) for word, _ in group)] = power
             continue
         for _ in group:
             parts, size = KNOWN[name]
@@ -174,7 +174,7 @@ def unit_of(written: Sequence[Token]) -> tuple[Measure, int] | None:
 def _texts(written: Sequence[Token]) -> list[str]:
     """Words and signs of a unit, without those that only set it: ``sq. ft`` and ``sq ft`` are one."""
     texts: list[str] = []
-    for token in written:
+    for token in _in_line(written):
         text = token.text
         while not known(text) and text[:1] in MULTIPLES:
             texts.append(text[0])
@@ -190,6 +190,15 @@ def _texts(written: Sequence[Token]) -> list[str]:
         elif text not in ("*", ".", "{", "}", ""):
             texts.append(text)
     return texts
+
+
+def _in_line(written: Sequence[Token]) -> Sequence[Token]:
+    r"""Tokens of ``\frac{km}{h}`` as those of ``km/h``."""
+    texts = [token.text for token in written]
+    if texts[:2] != ["frac", "{"] or texts[-1] != "}" or texts.count("}") != 2 or texts.count("{") != 2:
+        return written
+    end = texts.index("}")
+    return [*written[2:end], Token("sign", "/"), *written[end + 2 : -1]] if texts[end + 1] == "{" else written
 
 
 def _factors(texts: Sequence[str]) -> list[tuple[str, int]] | None:
@@ -223,7 +232,7 @@ def _power(text: str) -> int:
     return int(text[1:]) if re.fullmatch(r"\^-?[1-9]", text) else 0
 
 
-def _singular(word: str) -> str:
+def singular(word: str) -> str:
     """A word that is no unit, without case and plural."""
     word = word.casefold()
     if word.endswith("ies") and len(word) > 4:
