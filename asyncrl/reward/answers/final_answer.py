@@ -11,6 +11,8 @@ import re
 
 BOXES = ("\\boxed", "\\fbox")
 BOX = re.compile(r"(?P<box>\\(?:boxed|fbox)(?![a-zA-Z]) *)|\\\\(?!boxed|fbox)|\\[{}]|[{}]")
+BETWEEN = re.compile(r"(?:[ \t$,;]|\\[,;:! ]|\\q?quad|\\text *\{ *(?:and|or) *\}|and|or)*+")
+"""Text between the boxes of a list. What is matched is never tried again."""
 
 MARK = re.compile(r"(?i:answer|答案)[ *_]{0,8}[:：][ \t*_]*")
 """``Answer:`` and its Markdown emphasis. No two parts match the same character, so it cannot backtrack."""
@@ -32,25 +34,36 @@ def last_boxed(text: str) -> str | None:
     """
     Content of the last box, with balanced braces; None if there is no box, or the text ends inside it.
 
-    A box within another one is part of the answer, and so is an escaped brace: ``\\boxed{\\{1, 2\\}}`` is a set.
+    A box within another one is part of the answer, and so is an escaped brace: ``\\boxed{\\{1, 2\\}}`` is a set. Boxes
+    with nothing but commas and conjunctions between them are a list.
     """
-    opened: list[tuple[int, int]] = []
-    """Start and depth of the content of each box that is not closed."""
-    found, start, depth = None, -1, 0
+    opened: list[tuple[int, int, int]] = []
+    """Begin of each box that is not closed, that of its content, and how deep that is."""
+    closed: list[tuple[int, int, str]] = []
+    """Begin, end and content of each box that is in no other."""
+    depth = 0
     for mark in BOX.finditer(text):
         if mark[0] == "{":
             depth += 1
         elif mark[0] == "}":
             depth -= 1
-            if opened and opened[-1][1] == depth + 1:
-                start, _ = opened.pop()
-                found = text[start : mark.start()].strip()
+            if opened and opened[-1][2] == depth + 1:
+                begin, start, _ = opened.pop()
+                while closed and closed[-1][0] > begin:
+                    closed.pop()
+                closed.append((begin, mark.end(), text[start : mark.start()].strip()))
         elif mark["box"] and text.startswith("{", mark.end()):
-            opened.append((mark.end() + 1, depth + 1))
-        elif mark["box"]:  # the 5 of \boxed 5
-            start, bare = mark.end(), text[mark.end() : mark.end() + 64].replace("$", " ")
-            found = next(iter(bare.split(maxsplit=1)), None)
-    return None if opened and opened[-1][0] > start else found
+            opened.append((mark.start(), mark.end() + 1, depth + 1))
+        elif mark["box"] and (bare := text[mark.end() : mark.end() + 64].replace("$", " ").split(maxsplit=1)):
+            closed.append((mark.start(), mark.end(), bare[0]))  # the 5 of \boxed 5
+    if not closed or (opened and opened[-1][0] > closed[-1][0]):
+        return None
+    begin, _, content = closed.pop()
+    contents = [content]
+    while closed and BETWEEN.fullmatch(text, closed[-1][1], begin):
+        begin, _, content = closed.pop()
+        contents.insert(0, content)
+    return ", ".join(dict.fromkeys(contents))
 
 
 def after_answer(text: str) -> str | None:
