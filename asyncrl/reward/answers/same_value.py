@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from asyncrl.errors import VerifierError
 from asyncrl.reward.answers import value
-from asyncrl.reward.answers.notation import tokens
+from asyncrl.reward.answers.notation import Token, tokens
 from asyncrl.reward.answers.structure import (
     TURNED,
     Answer,
@@ -66,23 +66,26 @@ class TooSlow(BaseException):
 
 def compare(given: str, answer: str) -> Comparison:
     """Compare a hostile answer with the reference; raises `VerifierError` if the reference is empty."""
-    if len(answer) <= MAX_CHARS and not tokens(answer):
+    wanted = tokens(answer[: MAX_CHARS + 1])
+    if not wanted:
         raise VerifierError("the row has no answer to compare with; repair or drop it")
     if given == answer:
         return Comparison(is_same=True)
     if not given or len(given) > MAX_CHARS or len(answer) > MAX_CHARS:
         return Comparison(is_same=False, is_computed=not given)
+    found = tokens(given)
+    if _bare(found) == _bare(wanted):  # whether they are read or not
+        return Comparison(is_same=True)
     try:
         with _at_most(CPU_S):
-            return Comparison(_is_written_alike(given, answer) or same(read(given), read(answer)))
+            return Comparison(same(read(found), read(wanted)))
     except (TooLarge, TooSlow, RecursionError):
         return Comparison(is_same=False, is_computed=False)
 
 
-def _is_written_alike(given: str, answer: str) -> bool:
-    """True if both are the same tokens, read or not."""
-    one, other = ([(token.kind, token.text) for token in tokens(text)] for text in (given, answer))
-    return one == other
+def _bare(found: Sequence[Token]) -> list[tuple[str, str]]:
+    """Kinds and texts of tokens, without what only sets them."""
+    return [(token.kind, token.text) for token in found]
 
 
 @contextmanager
@@ -403,10 +406,11 @@ def canonical(answer: str) -> str:
     """One text for all writings of a number or of a list of them, for a vote; of anything else its tokens."""
     if len(answer) > MAX_CHARS:
         return " ".join(answer.split())
-    text = " ".join(token.text for token in tokens(answer))
+    found = tokens(answer)
+    text = " ".join(token.text for token in found)
     try:
         with _at_most(CPU_S):
-            return _voted(read(answer)) or text
+            return _voted(read(found)) or text
     except (TooLarge, TooSlow, RecursionError):
         return text
 

@@ -17,8 +17,8 @@ from itertools import accumulate, pairwise, takewhile
 
 from msgspec import Struct
 
-from asyncrl.reward.answers.expression import MAX_DEPTH, is_product, read_expression
-from asyncrl.reward.answers.notation import CLOSING, MONEY, OPENING, Token, tokens
+from asyncrl.reward.answers.expression import MAX_DEPTH, is_product, number_of, read_expression
+from asyncrl.reward.answers.notation import CLOSING, MONEY, OPENING, Token
 from asyncrl.reward.answers.units import (
     ARTICLES,
     NO_UNITS,
@@ -125,9 +125,8 @@ class Labelled(Struct, frozen=True):
 Answer = Text | Quantity | Based | Ratio | Members | Matrix | SetOperation | Relation | Labelled
 
 
-def read(text: str) -> Answer:
-    """Read an answer; raises `TooLarge` if it would take too long."""
-    found = tokens(text)
+def read(found: list[Token]) -> Answer:
+    """Read the tokens of an answer; raises `TooLarge` if it would take too long."""
     if max(accumulate(map(_nesting, found)), default=0) > MAX_DEPTH:
         raise TooLarge
     return _list(_bare(found))
@@ -236,6 +235,8 @@ def _expanded(found: Sequence[Token]) -> list[Answer]:
 def _member(found: Sequence[Token]) -> Answer:
     if not found:
         return Text(())
+    if len(found) == 1 and found[0].kind == "number":
+        return Quantity(number_of(found[0].text))
     for read_as in (_labelled, _relation, _sets, _group, _system, _matrix, _ratio, _based, _quantity, _sum):
         try:
             answer = read_as(found)

@@ -58,11 +58,14 @@ MAX_BITS = 400_000
 MAX_FACTORIAL = 1000
 DIGITS, MAX_DIGITS = 60, 1500
 """Digits of a value that is no fraction, beside twice those of the largest and smallest on the way; and the most."""
-WHOLE_POINTS = (
-    (12, 23, 35, 18, 27, 44, 14, 33, 21),
-    (17, 10, 28, 39, 16, 25, 30, 9, 45),
-    (103, 64, 77, 50, 91, 86, 72, 65, 58),
-    (40, 31, 22, 63, 48, 29, 55, 34, 26),
+WHOLE_POINTS = tuple(
+    tuple(map(Fraction, point))
+    for point in (
+        (12, 23, 35, 18, 27, 44, 14, 33, 21),
+        (17, 10, 28, 39, 16, 25, 30, 9, 45),
+        (103, 64, 77, 50, 91, 86, 72, 65, 58),
+        (40, 31, 22, 63, 48, 29, 55, 34, 26),
+    )
 )
 POINTS = tuple(
     tuple(map(Fraction, point.split()))
@@ -189,8 +192,7 @@ def _points(*expressions: Expression) -> Iterator[Mapping[str, Fraction]]:
     names = sorted({name for expression in expressions for name in letters(expression)})
     if len(names) > len(POINTS[0]):
         raise TooLarge
-    whole = (tuple(map(Fraction, point)) for point in WHOLE_POINTS)
-    points = (*whole, *(() if COUNTS.issuperset(names) else POINTS))
+    points = WHOLE_POINTS if COUNTS.issuperset(names) else (*WHOLE_POINTS, *POINTS)
     yield from (dict(zip(names, point, strict=False)) for point in points[: None if names else 1])
 
 
