@@ -1,10 +1,10 @@
 r"""
 An answer as a tree: lists, sets, points, intervals, matrices, relations, ratios, quantities; words where it is none.
 
-    3 \text{ or } -3        Members("", (3, -3))             x \ge 2              Relation((">=",), (x, 2))
-    P = (1, 2)              Relation(("=",), (P, (1, 2)))   5\text{ cm}^2        Quantity(5, cm^2)
-    \pm 3                   Members("", (3, -3))             A \cup B             Operation of sets
-    no solution             Text                           3:4:5                Ratio
+    3 \text{ or } -3     Members("", (3, -3))               x \ge 2          Relation((">=",), (x, 2))
+    P = (1, 2)           Relation(("=",), (P, (1, 2)))      5\text{ cm}^2    Quantity(5, cm^2)
+    \pm 3                Members("", (3, -3))               A \cup B         SetOperation("cup", (A, B))
+    no solution          Text(("no", "solution"))           3:4:5            Ratio((3, 4, 5))
 
 Every token is in the tree; a part that is not read is `Text`, equal only to the same tokens.
 """
