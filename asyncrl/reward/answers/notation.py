@@ -148,6 +148,7 @@ OPENING, CLOSING = frozenset(("(", "[", "{", r"\{", "begin")), frozenset((")", "
 TAKES_ARGUMENT = frozenset(("^", "_", "frac", "sqrt", "binom"))
 
 
+TEN = re.compile(r"\s*10\s*\^")
 RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 ONE_DOLLAR = re.compile(r"(?<!\\)\$(?=[0-9.])")
@@ -182,6 +183,8 @@ def _tokens(text: str, before: Sequence[Token], depth: int, *, is_roman: bool) -
         if kind == "grouped" and piece["between"] == "," and (depth or (not has_gap and _is_in_list(found))):
             kind, written = "number", written.partition(",")[0]
             place = start + len(written)
+        if written == "x" and found and found[-1].kind == "number" and TEN.match(text, place):
+            kind, written = "sign", "*"  # 1.5 x 10^3
         if kind == "noon" and not _is_noon([*before, *found], written, is_roman=is_roman):
             kind, written = "run", "".join(filter(str.isalpha, written[: 1 if "." in written else 2]))
             place = start + len(written)

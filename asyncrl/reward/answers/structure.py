@@ -283,6 +283,8 @@ def is_name(found: Sequence[Token]) -> bool:
         return are_names and inner == sorted(inner)
     if not found or found[0].text in OPENING:
         return False
+    if [token.text for token in found[1:6]] == ["^", "{", "-", "1", "}"]:  # f^{-1}(x)
+        found = [found[0], *found[6:]]
     if len(found) > 2 and {token.text for token in found[1::2]} in ({"+"}, {":"}):  # m + n, AB : BC
         return len(found) % 2 == 1 and all(token.kind in ("run", "symbol") for token in found[::2])
     depth = 0

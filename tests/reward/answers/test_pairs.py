@@ -9,6 +9,7 @@ import pytest
 from asyncrl.reward.answers.same_value import compare
 
 RIGHT = [
+    ("1.5 x 10^3", "1500"), ("f^{-1}(x) = x+1", "x+1"), ("xe^x", "x e^{x}"),
     ("5 meters squared", "5 m^2"), ("5 dollars", "5"), ("5 years old", "5"), ("5 km", "5"),
     (r"5\text{ dollars}", "5"), ("12。", "12"), ("１２", "12"), ("（12）", "12"), ("12元", "12"), ("(1，2)", "(1,2)"),
     ("答案：5", "5"), (r"\text{I}", "I"), ("–5", "-5"), ("1e2", "100"), ("√2", r"\sqrt{2}"), ("€1250", "1250"),
