@@ -68,7 +68,8 @@ def read_expression(tokens: Sequence[Token], *, degrees_allowed: bool = False) -
     Read all tokens as one expression, and whether a part of it, outside of functions, is in degrees.
 
     Raises:
-        Unreadable: They are none; `TooLarge` if it would take too long to tell.
+        Unreadable: The tokens are no expression.
+        TooLarge: It would take too long to tell.
     """
     reader = _Reader(tokens)
     expression = reader.sum()

@@ -144,7 +144,7 @@ GREEK |= {"mu", "nu", "xi", "pi", "rho", "sigma", "tau", "phi", "varphi", "chi",
 GREEK |= {"Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Phi", "Psi", "Omega"}
 WORDS = {"lor": "or", "vee": "or", "land": "and", "wedge": "and"}
 MONEY = {r"\$": "dollar", "＄": "dollar", "€": "euro", "£": "£", "¥": "yuan", "₹": "rupee"}
-OPENING, CLOSING = frozenset(("(", "[", "{", r"\{", "begin")), frozenset((")", "]", "}", r"\}", "end"))
+OPENING, CLOSING = frozenset(("(", "[", "{", r"\{")), frozenset((")", "]", "}", r"\}"))
 TAKES_ARGUMENT = frozenset(("^", "_", "frac", "sqrt", "binom"))
 
 
@@ -189,10 +189,17 @@ def _tokens(text: str, before: Sequence[Token], depth: int, *, is_roman: bool) -
             kind, written = "run", "".join(filter(str.isalpha, written[: 1 if "." in written else 2]))
             place = start + len(written)
         token = Token(*_named(kind or "sign", written), has_gap, is_roman)
-        depth += (token.text in OPENING or token.kind == "begin") - (token.text in CLOSING or token.kind == "end")
+        depth += nesting(token)
         found.append(token)
         has_gap = False
     return found
+
+
+def nesting(token: Token) -> int:
+    """1 for an opening bracket, -1 for a closing one."""
+    is_sign = token.kind == "sign"
+    is_opening = token.kind == "begin" or (is_sign and token.text in OPENING)
+    return is_opening - (token.kind == "end" or (is_sign and token.text in CLOSING))
 
 
 def _is_in_list(found: list[Token]) -> bool:

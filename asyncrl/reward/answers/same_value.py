@@ -291,7 +291,7 @@ def _difference(relation: Relation) -> Expression | None:
 
 
 def interval(answer: Answer) -> Interval | None:
-    """Read ``[1, 3)``, ``1 \\le x < 3``, ``3x > 6`` as an interval; None if an answer is none."""
+    """Read ``[1, 3)``, ``1 \\le x < 3``, ``3x > 6`` as an interval; None for any other answer."""
     match answer:
         case Members("[]" | "[)" | "(]" | "()" as sides, (low, high)):
             return Interval(low, high, sides)

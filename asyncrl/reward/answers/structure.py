@@ -1,5 +1,5 @@
 r"""
-An answer as a tree: lists, sets, points, intervals, matrices, relations, ratios, quantities; words where it is none.
+An answer as a tree: lists, sets, points, intervals, matrices, relations, ratios and quantities, or plain words.
 
     3 \text{ or } -3     Members("", (3, -3))               x \ge 2          Relation((">=",), (x, 2))
     P = (1, 2)           Relation(("=",), (P, (1, 2)))      5\text{ cm}^2    Quantity(5, cm^2)
@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise, takewhile
 from msgspec import Struct
 
 from asyncrl.reward.answers.expression import MAX_DEPTH, is_product, number_of, read_expression
-from asyncrl.reward.answers.notation import CLOSING, MONEY, OPENING, Token
+from asyncrl.reward.answers.notation import CLOSING, MONEY, OPENING, Token, nesting
 from asyncrl.reward.answers.units import (
     ARTICLES,
     NO_UNITS,
@@ -111,7 +111,7 @@ class Relation(Struct, frozen=True):
     signs: tuple[str, ...]
     sides: tuple["Answer", ...]
     name: str
-    """First sides that only name what the others say; empty if there are none."""
+    """Names on the left, such as ``x = y`` of ``x = y = 5``; may be empty."""
     num_names: int = 0
 
 
@@ -127,7 +127,7 @@ Answer = Text | Quantity | Based | Ratio | Members | Matrix | SetOperation | Rel
 
 def read(found: list[Token]) -> Answer:
     """Read the tokens of an answer; raises `TooLarge` if it would take too long."""
-    if max(accumulate(map(_nesting, found)), default=0) > MAX_DEPTH:
+    if max(accumulate(map(nesting, found)), default=0) > MAX_DEPTH:
         raise TooLarge
     return _list(_bare(found))
 
@@ -146,20 +146,13 @@ def _bare(found: list[Token]) -> list[Token]:
     return found[1:] if found and found[0].text == "=" else found
 
 
-def _nesting(token: Token) -> int:
-    """1 for an opening bracket, -1 for a closing one."""
-    is_sign = token.kind == "sign"
-    is_opening = token.kind == "begin" or (is_sign and token.text in OPENING)
-    return is_opening - (token.kind == "end" or (is_sign and token.text in CLOSING))
-
-
 def _split(found: Sequence[Token], is_between: Callable[[Token], bool]) -> tuple[list[list[Token]], list[Token]]:
     """Parts between the tokens that are so and in no bracket, and those tokens."""
     parts: list[list[Token]] = [[]]
     between: list[Token] = []
     depth = 0
     for token in found:
-        depth += _nesting(token)
+        depth += nesting(token)
         if depth == 0 and is_between(token):
             parts.append([])
             between.append(token)
@@ -182,7 +175,7 @@ def _in_brackets(found: Sequence[Token]) -> bool:
     """True if the first bracket is closed by the last one."""
     if len(found) < 2 or found[0].kind != "sign" or found[0].text not in OPENING:
         return False
-    depths = list(accumulate(map(_nesting, found)))
+    depths = list(accumulate(map(nesting, found)))
     return 0 in depths and depths.index(0) == len(found) - 1
 
 
@@ -294,7 +287,7 @@ def is_name(found: Sequence[Token]) -> bool:
         is_part = token.kind in ("run", "symbol") or token.text in ("_", "'", "°", "angle", "triangle") or is_bar
         if token.text in ("(", "{"):
             is_part = depth > 0 or before == "_" or (token.text == "(" and place == 1 and found[0].text not in "xyz")
-        depth += _nesting(token)
+        depth += nesting(token)
         if not (is_part or depth > 0 or token.text in CLOSING or before == "_"):
             return False
         before = token.text
@@ -411,7 +404,7 @@ NUMERALS |= {"binary": 2, "octal": 8, "decimal": 10, "twelve": 12, "sixteen": 16
 
 
 def _quantity(found: Sequence[Token]) -> Quantity:
-    """A value with its unit; raises `Unreadable` if it is none."""
+    """Read a value and its unit; raises `Unreadable` for anything else."""
     if not found:
         raise Unreadable("nothing")
     if (money := _money(found)) is not None:
@@ -478,7 +471,7 @@ def _measured(found: Sequence[Token], place: int, unit: Measure, factor: int) ->
     """The tokens before ``place`` as a value of this unit, unless these letters are rather variables."""
     first, *rest = written = found[place:]
     is_bare = first.text == "°" and not (rest and rest[0].text.lower() in TEMPERATURES)
-    if is_bare or first.text in ("*", "{", "^", "-", ".") or sum(map(_nesting, written)) != 0:
+    if is_bare or first.text in ("*", "{", "^", "-", ".") or sum(map(nesting, written)) != 0:
         return None
     value, _ = read_expression(found[:place])
     words = [token for token in written if token.kind == "run" and first.text != "°"]

@@ -87,7 +87,7 @@ TEMPERATURES = frozenset(("c", "f", "k", "celsius", "fahrenheit", "kelvin"))
 SINGLE = frozenset("mghsLNJW")
 """Letters that are units after a gap."""
 SHORT = frozenset(("cm", "mm", "km", "ft", "mi", "in", "yd", "kg"))
-"""Units of two letters that are none of variables, whatever stands before them."""
+"""Two-letter units that nobody reads as variables, whatever stands before them."""
 MULTIPLES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 MULTIPLES |= {"十": 10, "百": 100, "千": 1000, "万": 10**4, "亿": 10**8}
 POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}

@@ -205,7 +205,7 @@ class Inexact(Exception):
 
 
 def exact(expression: Expression, at: Mapping[str, Fraction]) -> Fraction:
-    """Value of an expression; raises `Inexact` if it is no fraction, and `Unreadable` if there is none."""
+    """Compute an expression; raises `Inexact` if its value is not a fraction, `Unreadable` if it has no value."""
     match expression:
         case Number(value):
             return value
@@ -237,7 +237,7 @@ def _root(value: Fraction, degree: Fraction) -> Fraction:
 
 
 def _whole_root(value: int, degree: int) -> int:
-    """Root of a whole number, by Newton's method from above; raises `Inexact` if it is none."""
+    """Root of a whole number, by Newton's method from above; raises `Inexact` if that is not whole."""
     if degree > value.bit_length() > 1:
         raise Inexact
     root = 1 << -(-value.bit_length() // degree)
